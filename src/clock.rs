@@ -1,0 +1,252 @@
+//! The local clock, and what its readings can show.
+//!
+//! Trust is measured on the **boot clock** (CLOCK_BOOTTIME on Linux), which goes on while the machine is
+//! suspended; `std::time::Instant` and timers stand still there. Its instants are never compared with the
+//! database's (invariant I2): only durations cross between the two.
+
+use std::{fmt, ops::Add, sync::Arc, time::Duration};
+
+/// An instant of the local boot clock: nanoseconds since the machine started, suspended time included.
+///
+/// Comparable between processes of one machine (on Linux), never between machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootInstant(u64);
+
+impl BootInstant {
+    /// The instant `nanos` nanoseconds after the machine started.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the machine started.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The time from `earlier` to `self`; zero when `earlier` is later.
+    pub const fn saturating_since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The instant `duration` before `self`; the machine's start when that would be before it.
+    pub fn saturating_sub(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(nanos(duration)))
+    }
+}
+
+/// Saturates at the end of time (584 years after start).
+impl Add<Duration> for BootInstant {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(nanos(duration)))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    duration.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// The three local clocks, read together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// The boot clock: goes on in suspend, is never stepped.
+    pub boot: BootInstant,
+    /// The monotonic clock that timers follow: stands still in suspend. Its zero is arbitrary.
+    pub monotonic: Duration,
+    /// Wall time since 1970: may be stepped; goes on while a virtual machine is paused, once corrected.
+    pub wall: Duration,
+}
+
+/// A source of local time. [`SystemClock`] in production; a simulated one in tests.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The boot clock now. Costs nanoseconds; never goes back.
+    fn now(&self) -> BootInstant;
+
+    /// All three clocks now.
+    fn reading(&self) -> Reading;
+}
+
+/// A shared [`Clock`].
+pub type SharedClock = Arc<dyn Clock>;
+
+/// The operating system's clocks.
+///
+/// On Linux and Android the boot clock is CLOCK_BOOTTIME; on Apple systems CLOCK_MONOTONIC, which counts
+/// sleep there. On other Unix systems it is CLOCK_MONOTONIC, which may not count suspend: on those, a
+/// machine that sleeps can trust its lease too long, and only the fencing token bounds the damage.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[cfg(unix)]
+    fn now(&self) -> BootInstant {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        const BOOT: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        const BOOT: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+        BootInstant(nanos(unix(BOOT)))
+    }
+
+    #[cfg(not(unix))]
+    fn now(&self) -> BootInstant {
+        BootInstant(nanos(since_first_use()))
+    }
+
+    #[cfg(unix)]
+    fn reading(&self) -> Reading {
+        Reading {
+            boot: self.now(),
+            monotonic: unix(rustix::time::ClockId::Monotonic),
+            wall: unix(rustix::time::ClockId::Realtime),
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn reading(&self) -> Reading {
+        Reading {
+            boot: self.now(),
+            monotonic: since_first_use(),
+            wall: std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn unix(id: rustix::time::ClockId) -> Duration {
+    let time = rustix::time::clock_gettime(id);
+    // A clock before its own zero (a wall clock before 1970) reads as zero: only differences matter here.
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+#[cfg(not(unix))]
+fn since_first_use() -> Duration {
+    static FIRST: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    FIRST.get_or_init(std::time::Instant::now).elapsed()
+}
+
+/// What two readings of the local clocks, about a second apart, show to have happened between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gap {
+    /// Nothing: all clocks went on alike.
+    None,
+    /// The boot clock ran ahead of the monotonic one by this much: the machine was suspended, and timers
+    /// are late by as much.
+    Suspended(Duration),
+    /// Wall time ran ahead of boot time by this much: a paused virtual machine, or a stepped wall clock.
+    /// Neither can be told from the other here, so both mean: confirm the lease now.
+    WallAhead(Duration),
+}
+
+/// The least difference between two clocks' progress that is more than reading them one after the other.
+const LEAST_GAP: Duration = Duration::from_millis(200);
+
+impl Gap {
+    /// Compares two readings; `margin` is how far wall time may run ahead unnoticed.
+    pub(crate) fn between(earlier: &Reading, later: &Reading, margin: Duration) -> Self {
+        let boot = later.boot.saturating_since(earlier.boot);
+        let monotonic = later.monotonic.saturating_sub(earlier.monotonic);
+        let wall = later.wall.saturating_sub(earlier.wall);
+        let suspended = boot.saturating_sub(monotonic);
+        let ahead = wall.saturating_sub(boot);
+        if suspended > LEAST_GAP {
+            Self::Suspended(suspended)
+        } else if ahead > margin.max(LEAST_GAP) {
+            Self::WallAhead(ahead)
+        } else {
+            Self::None
+        }
+    }
+}
+
+/// Notices that the database's clock was stepped, from what each statement's reply says of it.
+///
+/// A reply carries the database's clock, read somewhere between sending and receiving. The offset of the
+/// two clocks is therefore known to lie in an interval as wide as the round trip; when two successive
+/// intervals are further apart than `tolerance`, the clock was stepped by at least that distance.
+#[derive(Debug, Default)]
+pub(crate) struct StepDetector {
+    /// The offset (database's microseconds since 1970 minus local boot microseconds): least, greatest.
+    last: Option<(i64, i64)>,
+}
+
+impl StepDetector {
+    /// Takes one reply in; answers the step in microseconds (positive: forward) when there was one.
+    pub(crate) fn observe(
+        &mut self,
+        database_micros: i64,
+        sent_at: BootInstant,
+        received_at: BootInstant,
+        tolerance: Duration,
+    ) -> Option<i64> {
+        let micros = |instant: BootInstant| (instant.as_nanos() / 1_000) as i64;
+        let least = database_micros - micros(received_at);
+        let greatest = database_micros - micros(sent_at);
+        let tolerance = tolerance.as_micros().try_into().unwrap_or(i64::MAX);
+        let (last_least, last_greatest) = self.last.replace((least, greatest))?;
+        let forward = least - last_greatest;
+        let back = last_least - greatest;
+        if forward > tolerance {
+            Some(forward)
+        } else if back > tolerance {
+            Some(-back)
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn reading(boot: u64, monotonic: u64, wall: u64) -> Reading {
+        let millis = Duration::from_millis;
+        Reading {
+            boot: BootInstant::from_nanos(boot * 1_000_000),
+            monotonic: millis(monotonic),
+            wall: millis(wall),
+        }
+    }
+
+    #[test]
+    fn suspend_shows_as_boot_ahead_of_monotonic() {
+        let gap = Gap::between(&reading(0, 0, 0), &reading(61_000, 1_000, 61_000), SECOND);
+        assert_eq!(gap, Gap::Suspended(Duration::from_secs(60)));
+    }
+
+    #[test]
+    fn a_paused_virtual_machine_shows_as_wall_ahead_of_boot() {
+        let gap = Gap::between(&reading(0, 0, 0), &reading(1_000, 1_000, 9_000), SECOND);
+        assert_eq!(gap, Gap::WallAhead(Duration::from_secs(8)));
+    }
+
+    #[test]
+    fn ordinary_seconds_and_small_or_backward_steps_show_nothing() {
+        for wall in [0, 1_000, 1_900] {
+            assert_eq!(Gap::between(&reading(0, 0, 0), &reading(1_000, 1_000, wall), SECOND), Gap::None);
+        }
+    }
+
+    #[test]
+    fn a_stepped_database_clock_is_noticed_in_both_directions_and_jitter_is_not() {
+        let at = |millis: u64| BootInstant::from_nanos(millis * 1_000_000);
+        let tolerance = Duration::from_millis(100);
+        let mut detector = StepDetector::default();
+        assert_eq!(detector.observe(1_000_000, at(0), at(10), tolerance), None);
+        assert_eq!(detector.observe(2_000_000, at(995), at(1_050), tolerance), None);
+        let back = detector.observe(-57_000_000, at(2_000), at(2_001), tolerance).unwrap();
+        assert!((-60_100_000..=-59_900_000).contains(&back), "{back}");
+        let forward = detector.observe(4_000_000, at(3_000), at(3_001), tolerance).unwrap();
+        assert!((59_900_000..=60_100_000).contains(&forward), "{forward}");
+    }
+
+    #[test]
+    fn the_system_clock_moves_forward() {
+        let earlier = SystemClock.reading();
+        let later = SystemClock.reading();
+        assert!(later.boot >= earlier.boot && later.monotonic >= earlier.monotonic);
+    }
+}

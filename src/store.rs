@@ -1,0 +1,374 @@
+//! The lease store: the protocol between a run and the database, verb by verb.
+//!
+//! This page is the contract. One conformance suite (`tests/conformance.rs`) checks it on every backend:
+#![cfg_attr(feature = "postgres", doc = "[`PostgresStore`],")]
+#![cfg_attr(feature = "sqlite", doc = "[`SqliteStore`],")]
+#![cfg_attr(feature = "testing", doc = "[`MemoryStore`].")]
+//! Most users never name this module: [`Supervisor::builder`](crate::Supervisor::builder) picks the store
+//! from a URL.
+//!
+//! # The row
+//!
+//! A session that is held has one row: its key, the run, its fence, node, label, stage, phase, when it was
+//! acquired, when it expires, and a request to stop if one was made. A session without a row is idle. A row
+//! whose `expires_at` is not after the database's clock is *expired*: it grants nothing, and the next acquire
+//! takes it over.
+//!
+//! # What every verb promises
+//!
+//! - **The database's clock judges.** It is read in the statement, per row and after that row's lock. No local
+//!   time is ever sent as an instant.
+//! - **One outcome per item, in the order of the items.** An item's outcome never depends on its neighbours.
+//!   Keys are unique within one call; the caller sees to that.
+//! - **A certain answer is an outcome, uncertainty is an error.** When a call fails with
+//!   [`StoreError::Unavailable`], some or all of it may have happened, or may still happen.
+//! - **No waiting behind a stranger.** A row that somebody else has locked is the outcome `Locked`: nothing
+//!   was changed, try again.
+//! - **Every write names its run.** Nothing changes a row of another run, but an acquire of an expired one.
+//! - Each statement is its own transaction. Dropping the future of a call half-way leaves the connection
+//!   unusable, and the call's effect unknown: drop the connection with it.
+//!
+//! # The verbs
+//!
+//! **acquire** grants a session that is idle or expired, or already held by the same run. A *refusal*
+//! ([`AcquireOutcome::Busy`]) locks nothing, writes nothing and names the holder. The fence of a grant is
+//! strictly greater than that of any earlier grant of the session, whatever happened to the row in between
+//! (invariant I8). Repeated under the same run id, an acquire gives the same fence, keeps `acquired_at`,
+//! phase, stage and stop request, and sets `expires_at = greatest(expires_at, clock + ttl)`.
+//!
+//! **renew** requires that the row is of this run and that `expires_at − safety_margin > clock`, and then sets
+//! `expires_at = greatest(expires_at, clock + ttl)`. It can neither revive an expired lease nor extend one
+//! inside its margin (invariant I5). It reports a request to stop from the row version that it wrote.
+//!
+//! **release** deletes the row of this run. No such row is an outcome, not an error.
+//!
+//! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call, and checks
+//! again under each row's lock.
+//!
+//! **inspect** and **list** read, and change nothing.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+
+use crate::session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage, StopRequest};
+
+#[cfg(feature = "testing")]
+pub mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+#[cfg(feature = "testing")]
+pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;
+
+/// A row is swept no earlier than this long after it expired: late enough for people to still see what
+/// happened, and for any step back of the clock that an operator would make.
+pub const SWEEP_AFTER: Duration = Duration::from_secs(3600);
+
+/// The most items a caller should hand over in one call: with more, PostgreSQL once chose a plan that took
+/// seconds.
+pub const MAX_BATCH: usize = 500;
+
+/// Opens connections to one database.
+pub trait LeaseStore: Send + Sync + 'static {
+    /// Opens a connection and checks that its server accepts writes and that its schema fits this release.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when there is no answer, a typed error when the answer is no.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the connection up; nothing was changed.
+    fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>>;
+
+    /// Brings the schema up to this release, once, however many processes try at the same time.
+    ///
+    /// # Errors
+    /// [`StoreError::SchemaTooNew`] when a later release has changed the schema in a way this one cannot
+    /// work with; otherwise as [`connect`](Self::connect).
+    fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
+
+    /// Where the database is, for people: never with a password.
+    fn location(&self) -> &str;
+}
+
+impl fmt::Debug for dyn LeaseStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LeaseStore({})", self.location())
+    }
+}
+
+/// A shared [`LeaseStore`].
+pub type SharedStore = Arc<dyn LeaseStore>;
+
+/// One connection. See the [module](self) for what each verb promises.
+pub trait LeaseConnection: Send {
+    /// Grants, refuses, or meets a locked row.
+    fn acquire<'a>(
+        &'a mut self,
+        items: &'a [Acquire],
+    ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>>;
+
+    /// Extends leases.
+    fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>>;
+
+    /// Gives leases back.
+    fn release<'a>(
+        &'a mut self,
+        items: &'a [Release],
+    ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>>;
+
+    /// Reads the rows of these sessions, expired ones included; `None` where there is none.
+    fn inspect<'a>(
+        &'a mut self,
+        keys: &'a [SessionKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>>;
+
+    /// Reads rows in key order (byte order of account, then of session).
+    fn list<'a>(&'a mut self, page: &'a Page)
+    -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>>;
+
+    /// Deletes at most `limit` rows that expired at least [`SWEEP_AFTER`] ago; answers how many it deleted.
+    fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Says goodbye to the server.
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
+}
+
+/// How long the *server* may work on one statement of a connection. The client's own time-out comes besides,
+/// because a server that is gone enforces nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// For a whole statement. On SQLite there is no such thing, only the wait for the one writer.
+    pub statement: Duration,
+    /// For one lock within a statement; on SQLite, for the database's single write lock.
+    pub lock: Duration,
+}
+
+/// What [`LeaseStore::migrate`] found and did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migrated {
+    /// The schema's version before; zero when there was none.
+    pub from: u32,
+    /// The schema's version now.
+    pub to: u32,
+}
+
+impl Migrated {
+    /// From one version to another.
+    pub fn new(from: u32, to: u32) -> Self {
+        Self { from, to }
+    }
+}
+
+/// A request for a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acquire {
+    /// Which session.
+    pub key: SessionKey,
+    /// For which run.
+    pub run_id: RunId,
+    /// Under which supervisor.
+    pub node: NodeId,
+    /// The holder's name for people.
+    pub label: Label,
+    /// What the run does first.
+    pub phase: Phase,
+    /// The granted length; whole milliseconds, the rest is cut off.
+    pub ttl: Duration,
+}
+
+/// The answer to one [`Acquire`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AcquireOutcome {
+    /// The session is this run's.
+    Granted(Grant),
+    /// A live lease of another run holds it: certainly nothing was acquired.
+    Busy(Box<Holder>),
+    /// The row is locked by somebody, or a race went on: certainly nothing was acquired, ask again.
+    Locked,
+}
+
+/// A granted lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// The run's fencing token.
+    pub fence: FencingToken,
+    /// `expires_at − clock`, both read in the statement that granted or later.
+    pub remaining: Duration,
+    /// When the run first acquired the session: microseconds since 1970 by the database's clock.
+    pub acquired_at_micros: i64,
+    /// When the lease expires: microseconds since 1970 by the database's clock.
+    pub expires_at_micros: i64,
+    /// A stop that was requested before this (repeated) acquire.
+    pub stop: Option<StopRequest>,
+}
+
+/// A request to extend a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renew {
+    /// Which session.
+    pub key: SessionKey,
+    /// Of which run.
+    pub run_id: RunId,
+    /// The length from now; whole milliseconds.
+    pub ttl: Duration,
+    /// How long before expiry a renewal is refused; whole milliseconds.
+    pub safety_margin: Duration,
+    /// How the run stands.
+    pub stage: Stage,
+    /// A new phase, or `None` to leave it.
+    pub phase: Option<Phase>,
+}
+
+/// The answer to one [`Renew`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RenewOutcome {
+    /// The lease was extended.
+    Renewed(Renewed),
+    /// The row is of another run.
+    Superseded,
+    /// The lease has expired or is inside its safety margin. It will never be renewed again.
+    Expired,
+    /// There is no row: somebody deleted it.
+    Gone,
+    /// The row is locked by somebody: nothing is known yet, ask again.
+    Locked,
+}
+
+/// An extended lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renewed {
+    /// `expires_at − clock`, both read in the statement.
+    pub remaining: Duration,
+    /// The database's clock: microseconds since 1970.
+    pub clock_micros: i64,
+    /// A request to stop this run.
+    pub stop: Option<StopRequest>,
+}
+
+/// A request to give a lease back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// Which session.
+    pub key: SessionKey,
+    /// Of which run.
+    pub run_id: RunId,
+}
+
+/// The answer to one [`Release`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReleaseOutcome {
+    /// The row was deleted.
+    Released,
+    /// No row of this run: it was released, taken over or swept before, or its acquire has not arrived yet.
+    NotFound,
+    /// The row is pinned or locked by somebody: ask again.
+    Locked,
+}
+
+/// Which rows [`LeaseConnection::list`] reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// Only this account's.
+    pub account: Option<String>,
+    /// Expired rows too.
+    pub expired: bool,
+    /// Only keys after this one.
+    pub after: Option<SessionKey>,
+    /// At most this many.
+    pub limit: u32,
+}
+
+/// Why a database did not do what it was asked.
+///
+/// No message contains a password or a whole URL.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No answer, or not a usable one: time-out, broken connection, restarting or read-only server, full disk.
+    /// What was asked may have happened all the same. Trying again may help.
+    #[error("the database {location} is unavailable: {detail}")]
+    Unavailable {
+        /// Which database.
+        location: String,
+        /// What went wrong.
+        detail: String,
+    },
+    /// The server rolled the statement back for the sake of other transactions (a deadlock, a lock it waited
+    /// for too long, a serialization failure). Certainly nothing happened; trying again helps.
+    #[error("the database {location} rolled the statement back: {detail}")]
+    RolledBack {
+        /// Which database.
+        location: String,
+        /// What the server said.
+        detail: String,
+    },
+    /// The server refused this statement for what was in it. Certainly nothing happened; trying the same
+    /// again does not help.
+    #[error("the database {location} rejected the statement: {detail}")]
+    Rejected {
+        /// Which database.
+        location: String,
+        /// What the server said.
+        detail: String,
+    },
+    /// The schema is not there, or is older than this release needs.
+    #[error(
+        "the database {location} has no usable tenure schema ({detail}); apply it with `tenure migrate` or \
+         `tenure::migrate(url)`"
+    )]
+    SchemaMissing {
+        /// Which database.
+        location: String,
+        /// What is missing.
+        detail: String,
+    },
+    /// A later release has changed the schema in a way that this release cannot work with.
+    #[error(
+        "the database {location} has tenure schema version {found}, which needs at least schema support \
+         {compatible_from}; this release knows version {known}: upgrade tenure"
+    )]
+    SchemaTooNew {
+        /// Which database.
+        location: String,
+        /// The schema's version.
+        found: u32,
+        /// The oldest schema version whose releases still work with it.
+        compatible_from: u32,
+        /// The newest schema version this release knows.
+        known: u32,
+    },
+    /// The database's user may not do this, or the file may not be written.
+    #[error("the database {location} refused permission: {detail}")]
+    PermissionDenied {
+        /// Which database.
+        location: String,
+        /// What was refused, and the remedy where it is known.
+        detail: String,
+    },
+    /// The URL, or what it names, is not a database that this release can use.
+    #[error("unusable database URL: {detail}")]
+    Url {
+        /// What is wrong with it, and the remedy.
+        detail: String,
+    },
+}
+
+impl StoreError {
+    /// Whether what was asked may have happened, or may happen still (invariant I9).
+    pub fn is_uncertain(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    /// Whether the same request may succeed if it is repeated as it is.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::RolledBack { .. })
+    }
+}

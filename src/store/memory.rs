@@ -1,0 +1,5 @@
+//! The In-memory store.
+
+/// Leases in In-memory.
+#[derive(Debug, Clone)]
+pub struct MemoryStore;

@@ -1,0 +1,5 @@
+//! The PostgreSQL store.
+
+/// Leases in PostgreSQL.
+#[derive(Debug, Clone)]
+pub struct PostgresStore;

@@ -1,0 +1,5 @@
+//! The SQLite store.
+
+/// Leases in SQLite.
+#[derive(Debug, Clone)]
+pub struct SqliteStore;
