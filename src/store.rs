@@ -75,6 +75,32 @@ pub const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 /// seconds.
 pub const MAX_BATCH: usize = 500;
 
+/// The store that a URL names, by its scheme.
+///
+/// # Errors
+/// [`StoreError::Url`] when no enabled backend knows the URL.
+pub fn open(url: &str) -> Result<SharedStore, StoreError> {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    match scheme {
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(PostgresStore::new(url)?)),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(SqliteStore::new(url)?)),
+        _ => Err(StoreError::Url { detail: unknown_scheme(scheme) }),
+    }
+}
+
+fn unknown_scheme(scheme: &str) -> String {
+    let enabled: &[&str] = &[
+        #[cfg(feature = "postgres")]
+        "postgres://user@host/database",
+        #[cfg(feature = "sqlite")]
+        "sqlite://path/to/file.db",
+    ];
+    let scheme = crate::session::printable(scheme);
+    format!("{scheme:?} is not a scheme of an enabled backend; use {}", enabled.join(" or "))
+}
+
 /// Opens connections to one database.
 pub trait LeaseStore: Send + Sync + 'static {
     /// Opens a connection and checks that its server accepts writes and that its schema fits this release.

@@ -1,5 +1,453 @@
-//! The In-memory store.
+//! Leases in memory, with faults: for tests of code that uses this library, and of the library itself.
+//!
+//! It keeps the contract of the [module above](super) like the real stores do, by a clock that the test moves,
+//! and it fails on request in the ways that databases and networks fail.
 
-/// Leases in In-memory.
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, SystemTime},
+};
+
+use futures::{FutureExt, channel::oneshot, future::BoxFuture};
+
+use super::{
+    Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Migrated, Page, Release,
+    ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StoreError,
+};
+use crate::{
+    clock::SharedClock,
+    session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage, StopRequest},
+};
+
+/// A database in memory. Clones share it.
+#[derive(Clone)]
+pub struct MemoryStore {
+    state: Arc<Mutex<State>>,
+    clock: SharedClock,
+}
+
+/// How the database answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Fault {
+    /// As it should.
+    #[default]
+    None,
+    /// Every call fails at once; nothing happens.
+    Unreachable,
+    /// Calls happen, but their replies are lost: the caller gets an error.
+    RepliesLost,
+    /// Calls hang for ever and never happen, like packets that are dropped on the way.
+    Swallowed,
+    /// Calls hang and *happen later*, when the fault is lifted, whether or not anybody still waits: a server
+    /// that was stopped and goes on.
+    Frozen,
+}
+
+/// How many statements of each verb have been executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Statements {
+    /// Batches of acquires.
+    pub acquires: u64,
+    /// Batches of renewals.
+    pub renewals: u64,
+    /// Batches of releases.
+    pub releases: u64,
+}
+
+#[derive(Default)]
+struct State {
+    rows: BTreeMap<SessionKey, Row>,
+    floor: i64,
+    step_micros: i64,
+    fault: Fault,
+    delay: Duration,
+    failing_renewals: u32,
+    locked: HashSet<SessionKey>,
+    frozen: Vec<Box<dyn FnOnce(&mut State, i64) + Send>>,
+    statements: Statements,
+}
+
 #[derive(Debug, Clone)]
-pub struct MemoryStore;
+struct Row {
+    run_id: RunId,
+    fence: i64,
+    node: NodeId,
+    label: Label,
+    stage: Stage,
+    phase: Phase,
+    acquired_at: i64,
+    expires_at: i64,
+    stop: Option<StopRequest>,
+}
+
+impl MemoryStore {
+    /// An empty database whose clock follows this clock's wall time.
+    pub fn new(clock: SharedClock) -> Self {
+        Self { state: Arc::default(), clock }
+    }
+
+    /// From now on the database answers like this. Lifting [`Fault::Frozen`] first executes what has gathered.
+    pub fn set_fault(&self, fault: Fault) {
+        let now = self.now();
+        let mut state = self.lock_state();
+        state.fault = fault;
+        if fault != Fault::Frozen {
+            for statement in std::mem::take(&mut state.frozen) {
+                statement(&mut state, now);
+            }
+        }
+    }
+
+    /// From now on every call takes this long before it happens.
+    pub fn set_delay(&self, delay: Duration) {
+        self.lock_state().delay = delay;
+    }
+
+    /// The next `count` statements that renew fail, without happening.
+    pub fn fail_renewals(&self, count: u32) {
+        self.lock_state().failing_renewals = count;
+    }
+
+    /// A stranger locks, or unlocks, the session's row.
+    pub fn set_locked(&self, key: &SessionKey, locked: bool) {
+        let mut state = self.lock_state();
+        if locked {
+            state.locked.insert(key.clone());
+        } else {
+            state.locked.remove(key);
+        }
+    }
+
+    /// Steps the database's clock forward.
+    pub fn step_clock_forward(&self, by: Duration) {
+        self.lock_state().step_micros += micros(by);
+    }
+
+    /// Steps the database's clock back.
+    pub fn step_clock_back(&self, by: Duration) {
+        self.lock_state().step_micros -= micros(by);
+    }
+
+    /// Another run takes the session, whether or not it is free: what a holder must never be surprised by.
+    pub fn take_away(&self, key: &SessionKey, ttl: Duration) -> RunId {
+        let now = self.now();
+        let run_id = RunId::random();
+        let item = Acquire {
+            key: key.clone(),
+            run_id,
+            node: NodeId::random(),
+            label: Label::new("somebody else").expect("within 255 bytes"),
+            phase: Phase::default(),
+            ttl,
+        };
+        let mut state = self.lock_state();
+        if let Some(row) = state.rows.get_mut(key) {
+            row.expires_at = now;
+        }
+        state.acquire(&item, now);
+        run_id
+    }
+
+    /// Deletes the session's row, as an impatient operator might.
+    pub fn delete(&self, key: &SessionKey) {
+        self.lock_state().rows.remove(key);
+    }
+
+    /// Records a request to stop in the session's row; the first one is kept.
+    pub fn request_stop(&self, key: &SessionKey, by: &str, reason: &str) {
+        let at = instant(self.now());
+        if let Some(row) = self.lock_state().rows.get_mut(key) {
+            let request = || StopRequest::new(at, Some(by.to_owned()), Some(reason.to_owned()));
+            row.stop.get_or_insert_with(request);
+        }
+    }
+
+    /// The session's row, read past every fault.
+    pub fn row(&self, key: &SessionKey) -> Option<Holder> {
+        let now = self.now();
+        self.lock_state().rows.get(key).map(|row| row.holder(now))
+    }
+
+    /// How many rows there are, expired ones included.
+    pub fn len(&self) -> usize {
+        self.lock_state().rows.len()
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many statements have been executed.
+    pub fn statements(&self) -> Statements {
+        self.lock_state().statements
+    }
+
+    fn now(&self) -> i64 {
+        micros(self.clock.reading().wall) + self.lock_state().step_micros
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, State> {
+        // A panic while it was locked leaves whole rows: every change is one assignment.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Executes a statement as the fault in force has it.
+    async fn execute<T: Send + 'static>(
+        &self,
+        statement: impl FnOnce(&mut State, i64) -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let delay = self.lock_state().delay;
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        let fault = self.lock_state().fault;
+        match fault {
+            Fault::None => {
+                let now = self.now();
+                Ok(statement(&mut self.lock_state(), now))
+            }
+            Fault::Unreachable => Err(unavailable("connection refused")),
+            Fault::RepliesLost => {
+                let now = self.now();
+                statement(&mut self.lock_state(), now);
+                Err(unavailable("connection reset"))
+            }
+            Fault::Swallowed => futures::future::pending().await,
+            Fault::Frozen => {
+                let (reply, answer) = oneshot::channel();
+                let later = Box::new(move |state: &mut State, now: i64| {
+                    // Nobody may wait any more; the statement happens all the same.
+                    let _ = reply.send(statement(state, now));
+                });
+                self.lock_state().frozen.push(later);
+                answer.await.map_err(|oneshot::Canceled| unavailable("connection reset"))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("rows", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl LeaseStore for MemoryStore {
+    fn connect(&self, _: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        let store = self.clone();
+        async move {
+            store.execute(|_, _| ()).await?;
+            Ok(Box::new(store) as Box<dyn LeaseConnection>)
+        }
+        .boxed()
+    }
+
+    fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        async { Ok(Migrated::new(1, 1)) }.boxed()
+    }
+
+    fn location(&self) -> &str {
+        "memory"
+    }
+}
+
+impl LeaseConnection for MemoryStore {
+    fn acquire<'a>(
+        &'a mut self,
+        items: &'a [Acquire],
+    ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
+        let items = items.to_vec();
+        self.execute(move |state, now| {
+            state.statements.acquires += 1;
+            items.iter().map(|item| state.acquire(item, now)).collect()
+        })
+        .boxed()
+    }
+
+    fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
+        let failing = {
+            let mut state = self.lock_state();
+            let failing = state.failing_renewals > 0;
+            state.failing_renewals = state.failing_renewals.saturating_sub(1);
+            failing
+        };
+        if failing {
+            return async { Err(unavailable("renewals fail")) }.boxed();
+        }
+        let items = items.to_vec();
+        self.execute(move |state, now| {
+            state.statements.renewals += 1;
+            items.iter().map(|item| state.renew(item, now)).collect()
+        })
+        .boxed()
+    }
+
+    fn release<'a>(
+        &'a mut self,
+        items: &'a [Release],
+    ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
+        let items = items.to_vec();
+        self.execute(move |state, _| {
+            state.statements.releases += 1;
+            items.iter().map(|item| state.release(item)).collect()
+        })
+        .boxed()
+    }
+
+    fn inspect<'a>(
+        &'a mut self,
+        keys: &'a [SessionKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
+        let keys = keys.to_vec();
+        self.execute(move |state, now| {
+            keys.iter().map(|key| state.rows.get(key).map(|row| row.holder(now))).collect()
+        })
+        .boxed()
+    }
+
+    fn list<'a>(
+        &'a mut self,
+        page: &'a Page,
+    ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
+        let page = page.clone();
+        self.execute(move |state, now| {
+            let wanted = |key: &SessionKey, row: &Row| {
+                page.account.as_deref().is_none_or(|account| account == key.account())
+                    && page.after.as_ref().is_none_or(|after| after < key)
+                    && (page.expired || row.expires_at > now)
+            };
+            let rows = state.rows.iter().filter(|(key, row)| wanted(key, row));
+            rows.map(|(key, row)| (key.clone(), row.holder(now))).take(page.limit as usize).collect()
+        })
+        .boxed()
+    }
+
+    fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.execute(move |state, now| {
+            let old = |row: &Row| row.expires_at <= now - micros(SWEEP_AFTER);
+            let rows = state.rows.iter().filter(|(key, row)| old(row) && !state.locked.contains(key));
+            let swept: Vec<_> = rows.map(|(key, _)| key.clone()).take(limit as usize).collect();
+            swept.iter().filter_map(|key| state.rows.remove(key)).count() as u64
+        })
+        .boxed()
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}
+
+impl State {
+    fn acquire(&mut self, item: &Acquire, now: i64) -> AcquireOutcome {
+        let held = self.rows.get(&item.key);
+        if let Some(row) = held.filter(|row| row.expires_at > now && row.run_id != item.run_id) {
+            return AcquireOutcome::Busy(Box::new(row.holder(now)));
+        }
+        if self.locked.contains(&item.key) {
+            return AcquireOutcome::Locked;
+        }
+        let expires_at = now + micros(item.ttl);
+        let row = match self.rows.get_mut(&item.key).filter(|row| row.run_id == item.run_id) {
+            Some(own) => {
+                own.expires_at = own.expires_at.max(expires_at);
+                own
+            }
+            None => {
+                self.floor = now.max(self.floor + 1);
+                let row = Row {
+                    run_id: item.run_id,
+                    fence: self.floor,
+                    node: item.node,
+                    label: item.label.clone(),
+                    stage: Stage::Running,
+                    phase: item.phase.clone(),
+                    acquired_at: now,
+                    expires_at,
+                    stop: None,
+                };
+                self.rows.entry(item.key.clone()).insert_entry(row).into_mut()
+            }
+        };
+        AcquireOutcome::Granted(Grant {
+            fence: FencingToken::from(row.fence),
+            remaining: between(now, row.expires_at),
+            acquired_at_micros: row.acquired_at,
+            expires_at_micros: row.expires_at,
+            stop: row.stop.clone(),
+        })
+    }
+
+    fn renew(&mut self, item: &Renew, now: i64) -> RenewOutcome {
+        let Some(row) = self.rows.get_mut(&item.key) else { return RenewOutcome::Gone };
+        if row.run_id != item.run_id {
+            return RenewOutcome::Superseded;
+        }
+        if self.locked.contains(&item.key) {
+            return RenewOutcome::Locked;
+        }
+        if row.expires_at - micros(item.safety_margin) <= now {
+            return RenewOutcome::Expired;
+        }
+        row.expires_at = row.expires_at.max(now + micros(item.ttl));
+        row.stage = item.stage;
+        if let Some(phase) = &item.phase {
+            row.phase = phase.clone();
+        }
+        RenewOutcome::Renewed(Renewed {
+            remaining: between(now, row.expires_at),
+            clock_micros: now,
+            stop: row.stop.clone(),
+        })
+    }
+
+    fn release(&mut self, item: &Release) -> ReleaseOutcome {
+        match self.rows.get(&item.key) {
+            Some(row) if row.run_id == item.run_id => {
+                if self.locked.contains(&item.key) {
+                    return ReleaseOutcome::Locked;
+                }
+                self.rows.remove(&item.key);
+                ReleaseOutcome::Released
+            }
+            _ => ReleaseOutcome::NotFound,
+        }
+    }
+}
+
+impl Row {
+    fn holder(&self, now: i64) -> Holder {
+        Holder {
+            run_id: self.run_id,
+            node: self.node,
+            label: self.label.clone(),
+            fence: FencingToken::from(self.fence),
+            stage: self.stage,
+            phase: self.phase.clone(),
+            since: instant(self.acquired_at),
+            expires_at: instant(self.expires_at),
+            expires_in: between(now, self.expires_at),
+            stop: self.stop.clone(),
+        }
+    }
+}
+
+fn unavailable(detail: &str) -> StoreError {
+    StoreError::Unavailable { location: "memory".to_owned(), detail: detail.to_owned() }
+}
+
+fn micros(duration: Duration) -> i64 {
+    duration.as_micros().try_into().unwrap_or(i64::MAX)
+}
+
+fn between(now: i64, expires_at: i64) -> Duration {
+    Duration::from_micros(expires_at.saturating_sub(now).try_into().unwrap_or(0))
+}
+
+fn instant(micros: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
+}

@@ -1,0 +1,30 @@
+//! The actors: who tells whom, and who owns what.
+//!
+//! ```text
+//! caller ─► Supervisor ─► Registry ─► acquisition ─► Lane (acquire) ─► LeaseStore
+//!                            │ granted: starts
+//!                            ▼
+//! caller ◄─ Run (guard) ── RunActor ───────────────► Lane (renew)   ─► LeaseStore
+//!                            │   └─────────────────► Lane (release) ─► LeaseStore
+//!                            └ Ended ─► Registry
+//! ```
+//!
+//! All of them live on one thread of the supervisor's own, so that nothing the application does can delay a
+//! renewal (invariant I10). No handler awaits the database: a request goes to a lane, and its answer comes
+//! back as a message of its own.
+//!
+//! - [`registry`] knows the sessions of this process, refuses from memory what this process still works on,
+//!   and starts a run actor per grant. It never grants (invariant I1).
+//! - [`acquisition`] is one request on its way to the database, with its retries, and the compensation for one
+//!   whose outcome is unknown (invariant I7).
+//! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
+//! - [`lane`] carries statements of one kind.
+//!
+//! A panic kills one actor. A run actor's end, however it comes, cancels its token and tells the registry; it
+//! is never restarted. The registry's end cancels the root of all tokens, and with it every run.
+
+pub(crate) mod acquisition;
+pub(crate) mod lane;
+pub(crate) mod query;
+pub(crate) mod registry;
+pub(crate) mod run;

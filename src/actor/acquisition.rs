@@ -1,0 +1,163 @@
+//! One request for a session on its way to the database and back.
+
+use std::time::Duration;
+
+use actix::Recipient;
+use futures::FutureExt;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    actor::lane::{Acquiring, LaneAddr, Releasing},
+    clock::BootInstant,
+    config::Timing,
+    session::{Holder, RunId, SessionKey},
+    store::{Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, StoreError},
+};
+
+/// What came of an acquire.
+#[derive(Debug)]
+pub(crate) enum Settled {
+    /// The database granted; `sent_at` is when the granting statement was sent.
+    Granted { sent_at: BootInstant, grant: Grant },
+    /// Certain: another run holds it.
+    Busy(Box<Holder>),
+    /// No grant came, for this reason.
+    Failed(StoreError),
+}
+
+/// The answer to the registry.
+#[derive(Debug, actix::Message)]
+#[rtype(result = "()")]
+pub(crate) struct Acquired {
+    pub(crate) key: SessionKey,
+    pub(crate) run_id: RunId,
+    pub(crate) settled: Settled,
+    /// An attempt was sent whose effect is unknown: if the run does not live, its row has to be deleted.
+    pub(crate) uncertain: bool,
+}
+
+/// Asks until there is a certain answer or the time is up, always under the same run id, so that a repeated
+/// acquire is the same acquire.
+pub(crate) struct Acquisition {
+    pub(crate) item: Acquire,
+    pub(crate) lane: LaneAddr<Acquiring>,
+    pub(crate) timing: Timing,
+    pub(crate) location: String,
+    /// An earlier run of this process whose work has ended and whose release is under way.
+    pub(crate) after: Option<CancellationToken>,
+    /// Nobody waits for the answer any more.
+    pub(crate) abandoned: CancellationToken,
+}
+
+impl Acquisition {
+    /// Runs to its end in a task of its own; the registry hears of it whatever happens.
+    pub(crate) fn spawn(self, registry: Recipient<Acquired>) {
+        let (key, run_id, location) = (self.item.key.clone(), self.item.run_id, self.location.clone());
+        actix_rt::spawn(async move {
+            let outcome = std::panic::AssertUnwindSafe(self.run()).catch_unwind().await;
+            let (settled, uncertain) = outcome.unwrap_or_else(|_panic| {
+                let detail = "the acquiring task panicked".to_owned();
+                (Settled::Failed(StoreError::Unavailable { location, detail }), true)
+            });
+            registry.do_send(Acquired { key, run_id, settled, uncertain });
+        });
+    }
+
+    async fn run(self) -> (Settled, bool) {
+        let mut attempts = Attempts::default();
+        let deadline = Instant::now() + self.timing.acquire_timeout();
+        let settled = timeout_at(deadline, self.attempts(&mut attempts)).await;
+        let settled = settled.unwrap_or_else(|_elapsed| Settled::Failed(self.late(&attempts)));
+        // A granting statement was answered, so it was not the uncertain one, but an earlier one may be.
+        let uncertain = attempts.unknown || attempts.in_flight;
+        (settled, uncertain)
+    }
+
+    async fn attempts(&self, attempts: &mut Attempts) -> Settled {
+        if let Some(earlier) = &self.after {
+            earlier.cancelled().await;
+        }
+        let mut alone = false;
+        while !self.abandoned.is_cancelled() {
+            attempts.in_flight = true;
+            let answer = self.lane.ask(self.item.clone(), alone).await;
+            attempts.in_flight = false;
+            match answer.outcome {
+                Ok(AcquireOutcome::Granted(grant)) => {
+                    return Settled::Granted { sent_at: answer.sent_at, grant };
+                }
+                Ok(AcquireOutcome::Busy(holder)) => return Settled::Busy(holder),
+                Ok(AcquireOutcome::Locked) => {
+                    alone = true;
+                    attempts.last = Some("its row is locked by another transaction".to_owned());
+                }
+                Err(error) if error.is_transient() => {
+                    attempts.unknown |= error.is_uncertain();
+                    attempts.last = Some(error.to_string());
+                }
+                Err(error) => return Settled::Failed(error),
+            }
+            sleep(pause(attempts.next(), self.timing.longest_backoff())).await;
+        }
+        Settled::Failed(self.unavailable("the request was abandoned".to_owned()))
+    }
+
+    fn late(&self, attempts: &Attempts) -> StoreError {
+        let last = attempts.last.as_deref().unwrap_or("no answer");
+        self.unavailable(format!("not granted within {:?}; last: {last}", self.timing.acquire_timeout()))
+    }
+
+    fn unavailable(&self, detail: String) -> StoreError {
+        StoreError::Unavailable { location: self.location.clone(), detail }
+    }
+}
+
+#[derive(Default)]
+struct Attempts {
+    count: u32,
+    in_flight: bool,
+    /// An attempt ended without an answer.
+    unknown: bool,
+    last: Option<String>,
+}
+
+impl Attempts {
+    fn next(&mut self) -> u32 {
+        self.count = self.count.saturating_add(1);
+        self.count
+    }
+}
+
+/// Deletes the row of a run that does not live: asks for its release until a row was deleted or one ttl has
+/// passed since its acquire can have been sent last (invariant I7). One release is not enough: it may overtake
+/// the acquire that it is to undo.
+pub(crate) async fn compensate(
+    lane: LaneAddr<Releasing>,
+    key: SessionKey,
+    run_id: RunId,
+    timing: Timing,
+    given_up: CancellationToken,
+) {
+    let until = Instant::now() + timing.ttl();
+    let (mut attempt, mut alone) = (0, false);
+    while Instant::now() < until && !given_up.is_cancelled() {
+        let outcome = lane.ask(Release { key: key.clone(), run_id }, alone).await.outcome;
+        if let Ok(ReleaseOutcome::Released) = outcome {
+            tracing::debug!(%key, %run_id, "gave back what an acquire of unknown outcome had taken");
+            return;
+        }
+        alone = matches!(outcome, Ok(ReleaseOutcome::Locked));
+        attempt += 1;
+        let wait = pause(attempt, timing.longest_backoff().min(LONGEST_COMPENSATION_PAUSE));
+        let _ = timeout_at(Instant::now() + wait, given_up.cancelled()).await;
+    }
+}
+
+/// A row is gone within a second of the database being reachable again.
+const LONGEST_COMPENSATION_PAUSE: Duration = Duration::from_millis(400);
+
+fn pause(attempt: u32, longest: Duration) -> Duration {
+    let full = (longest / 32).saturating_mul(1 << attempt.min(10)).min(longest);
+    full.mul_f64(0.5 + 0.5 * fastrand::f64())
+}

@@ -1,0 +1,423 @@
+//! A lane: the one way from the actors to the database for one kind of statement.
+//!
+//! A lane owns its connections. While a statement is in flight, requests gather; when it returns, all that
+//! gathered go out in the next. A lane at rest adds no delay: one request is one statement. Because renewals
+//! have a lane of their own, nothing else can be in their way (invariant I10).
+//!
+//! Each lane has two tracks. The *main* track carries batches. Items that met a locked row, and the items of a
+//! batch that the database rejected as a whole, go one by one over the *side* track, on a connection of its
+//! own, so that one bad row holds nobody up.
+//!
+//! A statement runs in a task of its own and is never dropped half-way, but at its time-out: then its
+//! connection is dropped with it and the next statement opens a new one. Every request is answered, whatever
+//! happens: a request that is dropped unanswered reads as "unavailable" (invariant I9).
+
+use std::{collections::HashSet, collections::VecDeque, panic::AssertUnwindSafe, time::Duration};
+
+use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, WrapFuture, fut::ActorFutureExt};
+use futures::{FutureExt, channel::oneshot, future::BoxFuture};
+use tokio::time::{Instant, timeout};
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+
+use crate::{
+    clock::{BootInstant, SharedClock, StepDetector},
+    session::SessionKey,
+    store::{
+        Acquire, AcquireOutcome, Bounds, LeaseConnection, MAX_BATCH, Release, ReleaseOutcome, Renew,
+        RenewOutcome, SharedStore, StoreError,
+    },
+};
+
+/// A kind of statement.
+pub(crate) trait Verb: 'static {
+    /// For logs.
+    const NAME: &'static str;
+    type Item: Unpin + Send + 'static;
+    type Outcome: Send + 'static;
+
+    /// Keys are unique within a batch.
+    fn key(item: &Self::Item) -> &SessionKey;
+
+    /// The database's clock, in microseconds since 1970, where the outcome carries it.
+    fn clock_micros(outcome: &Self::Outcome) -> Option<i64>;
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Self::Item]) -> Call<'a, Self::Outcome>;
+}
+
+type Call<'a, O> = BoxFuture<'a, Result<Vec<O>, StoreError>>;
+
+pub(crate) enum Acquiring {}
+pub(crate) enum Renewing {}
+pub(crate) enum Releasing {}
+
+impl Verb for Acquiring {
+    const NAME: &'static str = "acquire";
+    type Item = Acquire;
+    type Outcome = AcquireOutcome;
+
+    fn key(item: &Acquire) -> &SessionKey {
+        &item.key
+    }
+
+    fn clock_micros(_: &AcquireOutcome) -> Option<i64> {
+        None
+    }
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Acquire]) -> Call<'a, AcquireOutcome> {
+        connection.acquire(items)
+    }
+}
+
+impl Verb for Renewing {
+    const NAME: &'static str = "renew";
+    type Item = Renew;
+    type Outcome = RenewOutcome;
+
+    fn key(item: &Renew) -> &SessionKey {
+        &item.key
+    }
+
+    fn clock_micros(outcome: &RenewOutcome) -> Option<i64> {
+        match outcome {
+            RenewOutcome::Renewed(renewed) => Some(renewed.clock_micros),
+            _ => None,
+        }
+    }
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Renew]) -> Call<'a, RenewOutcome> {
+        connection.renew(items)
+    }
+}
+
+impl Verb for Releasing {
+    const NAME: &'static str = "release";
+    type Item = Release;
+    type Outcome = ReleaseOutcome;
+
+    fn key(item: &Release) -> &SessionKey {
+        &item.key
+    }
+
+    fn clock_micros(_: &ReleaseOutcome) -> Option<i64> {
+        None
+    }
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Release]) -> Call<'a, ReleaseOutcome> {
+        connection.release(items)
+    }
+}
+
+/// The answer to one request.
+pub(crate) struct Answer<O> {
+    /// The local boot clock just before the statement was sent (invariant I2).
+    pub(crate) sent_at: BootInstant,
+    pub(crate) outcome: Result<O, StoreError>,
+}
+
+/// The way to a lane, for whoever has something to ask.
+pub(crate) struct LaneAddr<V: Verb> {
+    addr: Addr<Lane<V>>,
+    location: String,
+}
+
+impl<V: Verb> Clone for LaneAddr<V> {
+    fn clone(&self) -> Self {
+        Self { addr: self.addr.clone(), location: self.location.clone() }
+    }
+}
+
+impl<V: Verb> LaneAddr<V> {
+    /// Asks, and waits for the answer. The request is queued by the call itself.
+    ///
+    /// Dropping the future withdraws a request that has not been sent; one that has been takes effect.
+    pub(crate) fn ask(
+        &self,
+        item: V::Item,
+        alone: bool,
+    ) -> impl Future<Output = Answer<V::Outcome>> + 'static {
+        let (reply, answer) = oneshot::channel();
+        self.addr.do_send(Submit { request: Request { item, reply }, alone });
+        let location = self.location.clone();
+        answer.map(move |answer| {
+            answer.unwrap_or_else(|oneshot::Canceled| Answer {
+                sent_at: BootInstant::from_nanos(0),
+                outcome: Err(StoreError::Unavailable {
+                    location,
+                    detail: "the connection task ended".into(),
+                }),
+            })
+        })
+    }
+}
+
+/// What a lane works with.
+#[derive(Clone)]
+pub(crate) struct LaneSettings {
+    pub(crate) store: SharedStore,
+    pub(crate) clock: SharedClock,
+    /// For one attempt, connecting included.
+    pub(crate) attempt_timeout: Duration,
+    pub(crate) bounds: Bounds,
+    pub(crate) longest_backoff: Duration,
+    /// A step of the database's clock by less is not reported.
+    pub(crate) step_tolerance: Duration,
+    /// Keeps the thread until this lane's connections have said goodbye.
+    pub(crate) connections: TaskTracker,
+}
+
+pub(crate) struct Lane<V: Verb> {
+    settings: LaneSettings,
+    main: Track<V>,
+    side: Track<V>,
+    steps: StepDetector,
+    _open: TaskTrackerToken,
+}
+
+struct Track<V: Verb> {
+    queue: VecDeque<Request<V>>,
+    /// The most requests in one statement.
+    width: usize,
+    connection: Option<Box<dyn LeaseConnection>>,
+    in_flight: bool,
+    /// Attempts in a row that got no answer.
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+struct Request<V: Verb> {
+    item: V::Item,
+    reply: oneshot::Sender<Answer<V::Outcome>>,
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Submit<V: Verb> {
+    request: Request<V>,
+    alone: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Main,
+    Side,
+}
+
+/// What a statement's task brings back.
+struct Returned<V: Verb> {
+    connection: Option<Box<dyn LeaseConnection>>,
+    batch: Vec<Request<V>>,
+    sent_at: BootInstant,
+    received_at: BootInstant,
+    result: Result<Vec<V::Outcome>, StoreError>,
+}
+
+impl<V: Verb> Lane<V> {
+    pub(crate) fn start_with(settings: LaneSettings) -> LaneAddr<V> {
+        let location = settings.store.location().to_owned();
+        let (main, side) = (Track::of_width(MAX_BATCH), Track::of_width(1));
+        let open = settings.connections.token();
+        let addr = Self { settings, main, side, steps: StepDetector::default(), _open: open }.start();
+        LaneAddr { addr, location }
+    }
+
+    fn track(&mut self, which: Which) -> &mut Track<V> {
+        match which {
+            Which::Main => &mut self.main,
+            Which::Side => &mut self.side,
+        }
+    }
+
+    /// Sends what has gathered, unless a statement is in flight or the track pauses after a failure.
+    fn pump(&mut self, which: Which, ctx: &mut Context<Self>) {
+        let settings = self.settings.clone();
+        let track = self.track(which);
+        if track.in_flight {
+            return;
+        }
+        if let Some(at) = track.not_before.filter(|_| track.connection.is_none()) {
+            let pause = at.saturating_duration_since(Instant::now());
+            if !pause.is_zero() {
+                track.in_flight = true;
+                ctx.run_later(pause, move |lane, ctx| {
+                    lane.track(which).in_flight = false;
+                    lane.pump(which, ctx);
+                });
+                return;
+            }
+        }
+        let batch = track.gather();
+        if batch.is_empty() {
+            return;
+        }
+        track.in_flight = true;
+        let connection = track.connection.take();
+        let task = actix_rt::spawn(attempt::<V>(settings, connection, batch));
+        ctx.spawn(task.into_actor(self).map(move |joined, lane, ctx| {
+            // A task that panicked has dropped its requests, which answers them, and its connection.
+            lane.take_back(which, joined.ok(), ctx);
+        }));
+    }
+
+    fn take_back(&mut self, which: Which, returned: Option<Returned<V>>, ctx: &mut Context<Self>) {
+        let longest = self.settings.longest_backoff;
+        let track = self.track(which);
+        track.in_flight = false;
+        match returned {
+            Some(returned) => {
+                track.connection = returned.connection;
+                track.note(returned.result.as_ref().is_err_and(StoreError::is_uncertain), longest);
+                self.answer(which, returned.batch, returned.sent_at, returned.received_at, returned.result);
+            }
+            None => track.note(true, longest),
+        }
+        self.pump(Which::Main, ctx);
+        self.pump(Which::Side, ctx);
+    }
+
+    fn answer(
+        &mut self,
+        which: Which,
+        batch: Vec<Request<V>>,
+        sent_at: BootInstant,
+        received_at: BootInstant,
+        result: Result<Vec<V::Outcome>, StoreError>,
+    ) {
+        match result {
+            Ok(outcomes) => {
+                self.watch_clock(&outcomes, sent_at, received_at);
+                for (request, outcome) in batch.into_iter().zip(outcomes) {
+                    request.answer(sent_at, Ok(outcome));
+                }
+            }
+            // Something in the batch is to blame: each alone, so that only that one suffers.
+            Err(error) if !error.is_uncertain() && which == Which::Main && batch.len() > 1 => {
+                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; one by one");
+                self.side.queue.extend(batch);
+            }
+            Err(error) => {
+                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "statement failed");
+                for request in batch {
+                    request.answer(sent_at, Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    fn watch_clock(&mut self, outcomes: &[V::Outcome], sent_at: BootInstant, received_at: BootInstant) {
+        let Some(clock_micros) = outcomes.iter().find_map(V::clock_micros) else { return };
+        let tolerance = self.settings.step_tolerance;
+        if let Some(by_micros) = self.steps.observe(clock_micros, sent_at, received_at, tolerance) {
+            let database = self.settings.store.location();
+            tracing::warn!(database, by_ms = by_micros / 1_000, "the database's clock was stepped");
+        }
+    }
+}
+
+impl<V: Verb> Actor for Lane<V> {
+    type Context = Context<Self>;
+
+    fn stopped(&mut self, _: &mut Context<Self>) {
+        for connection in [self.main.connection.take(), self.side.connection.take()].into_iter().flatten() {
+            actix_rt::spawn(self.settings.connections.track_future(connection.close()));
+        }
+    }
+}
+
+impl<V: Verb> Handler<Submit<V>> for Lane<V> {
+    type Result = ();
+
+    fn handle(&mut self, submit: Submit<V>, ctx: &mut Context<Self>) {
+        let which = if submit.alone { Which::Side } else { Which::Main };
+        self.track(which).queue.push_back(submit.request);
+        self.pump(which, ctx);
+    }
+}
+
+impl<V: Verb> Unpin for Lane<V> {}
+
+impl<V: Verb> Track<V> {
+    fn of_width(width: usize) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            width,
+            connection: None,
+            in_flight: false,
+            failures: 0,
+            not_before: None,
+        }
+    }
+
+    /// Takes what fits into one statement: whoever still waits, each key once, in the order of asking.
+    fn gather(&mut self) -> Vec<Request<V>> {
+        let mut batch = Vec::new();
+        let mut keys = HashSet::new();
+        let mut left = VecDeque::new();
+        while let Some(request) = self.queue.pop_front() {
+            if request.reply.is_canceled() {
+                continue;
+            }
+            if batch.len() == self.width {
+                left.push_back(request);
+                break;
+            }
+            match keys.insert(V::key(&request.item).clone()) {
+                true => batch.push(request),
+                false => left.push_back(request),
+            }
+        }
+        left.append(&mut self.queue);
+        self.queue = left;
+        batch
+    }
+
+    /// Counts attempts without an answer, and spaces the next one out.
+    fn note(&mut self, failed: bool, longest: Duration) {
+        self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
+        self.not_before = failed.then(|| {
+            let full = (longest / 32).saturating_mul(1 << self.failures.min(10)).min(longest);
+            Instant::now() + full.mul_f64(0.5 + 0.5 * fastrand::f64())
+        });
+    }
+}
+
+impl<V: Verb> Request<V> {
+    fn answer(self, sent_at: BootInstant, outcome: Result<V::Outcome, StoreError>) {
+        // Whoever does not wait any more has dropped the receiver.
+        let _ = self.reply.send(Answer { sent_at, outcome });
+    }
+}
+
+/// One statement, connecting first where need be, within its time-out.
+async fn attempt<V: Verb>(
+    settings: LaneSettings,
+    mut connection: Option<Box<dyn LeaseConnection>>,
+    batch: Vec<Request<V>>,
+) -> Returned<V> {
+    let (items, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(|r| (r.item, r.reply)).unzip();
+    let mut sent_at = settings.clock.now();
+    let exchange = async {
+        let connection = match &mut connection {
+            Some(connection) => connection,
+            none => none.insert(settings.store.connect(settings.bounds).await?),
+        };
+        sent_at = settings.clock.now();
+        V::call(connection.as_mut(), &items).await
+    };
+    let unavailable =
+        |detail| Err(StoreError::Unavailable { location: settings.store.location().to_owned(), detail });
+    let result = match timeout(settings.attempt_timeout, AssertUnwindSafe(exchange).catch_unwind()).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(_panic)) => unavailable("the driver panicked".to_owned()),
+        Err(_elapsed) => unavailable(format!("no answer within {:?}", settings.attempt_timeout)),
+    };
+    let result = result.and_then(|outcomes| match outcomes.len() == items.len() {
+        true => Ok(outcomes),
+        false => unavailable(format!("{} answers to {} questions", outcomes.len(), items.len())),
+    });
+    // After an uncertain end the connection may still be busy with the statement: never use it again.
+    if result.as_ref().is_err_and(StoreError::is_uncertain) {
+        connection = None;
+    }
+    let batch = items.into_iter().zip(replies).map(|(item, reply)| Request { item, reply }).collect();
+    Returned { connection, batch, sent_at, received_at: settings.clock.now(), result }
+}

@@ -1,0 +1,130 @@
+//! Reading, and sweeping: everything that no run depends on, over one connection of its own.
+//!
+//! Requests for single sessions that gather while a statement is in flight go out together in the next.
+
+use std::{pin::Pin, time::Duration};
+
+use futures::{
+    FutureExt, StreamExt,
+    channel::{mpsc, oneshot},
+    stream::Peekable,
+};
+use tokio::time::timeout;
+
+use crate::{
+    error::{Closed, QueryError},
+    session::{Holder, SessionKey},
+    store::{Bounds, LeaseConnection, MAX_BATCH, Page, SharedStore, StoreError},
+};
+
+/// A question and where its answer goes.
+pub(crate) enum Query {
+    Inspect(SessionKey, Reply<Option<Holder>>),
+    List(Page, Reply<Vec<(SessionKey, Holder)>>),
+    Sweep(u32, Reply<u64>),
+}
+
+type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// The way to ask, from any thread and any runtime.
+#[derive(Clone)]
+pub(crate) struct Queries(mpsc::UnboundedSender<Query>);
+
+impl Queries {
+    /// # Cancel safety
+    /// Dropping the future changes nothing but that a sweep which was sent still takes effect.
+    pub(crate) async fn ask<T>(&self, query: impl FnOnce(Reply<T>) -> Query) -> Result<T, QueryError> {
+        let (reply, answer) = oneshot::channel();
+        self.0.unbounded_send(query(reply)).map_err(|_| Closed)?;
+        Ok(answer.await.map_err(|oneshot::Canceled| Closed)??)
+    }
+}
+
+/// Answers queries until nobody can ask any more.
+pub(crate) struct QueryLane {
+    store: SharedStore,
+    bounds: Bounds,
+    attempt_timeout: Duration,
+    connection: Option<Box<dyn LeaseConnection>>,
+    queries: Peekable<mpsc::UnboundedReceiver<Query>>,
+}
+
+impl QueryLane {
+    pub(crate) fn new(
+        store: SharedStore,
+        bounds: Bounds,
+        attempt_timeout: Duration,
+        connection: Box<dyn LeaseConnection>,
+    ) -> (Queries, Self) {
+        let (sender, queries) = mpsc::unbounded();
+        let queries = queries.peekable();
+        (Queries(sender), Self { store, bounds, attempt_timeout, connection: Some(connection), queries })
+    }
+
+    pub(crate) async fn serve(mut self) {
+        while let Some(query) = self.queries.next().await {
+            match query {
+                Query::Inspect(key, reply) => {
+                    let mut asked = vec![(key, reply)];
+                    while asked.len() < MAX_BATCH
+                        && let Some(Query::Inspect(key, reply)) = self.next_inspect()
+                    {
+                        asked.push((key, reply));
+                    }
+                    self.inspect(asked).await;
+                }
+                Query::List(page, reply) => {
+                    let answer = self.attempt(async |connection| connection.list(&page).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::Sweep(limit, reply) => {
+                    let answer = self.attempt(async |connection| connection.sweep(limit).await).await;
+                    let _ = reply.send(answer);
+                }
+            }
+        }
+        if let Some(connection) = self.connection {
+            connection.close().await;
+        }
+    }
+
+    /// What else has gathered, up to the first query of another kind.
+    fn next_inspect(&mut self) -> Option<Query> {
+        let next = Pin::new(&mut self.queries).next_if(|query| matches!(query, Query::Inspect(..)));
+        next.now_or_never().flatten()
+    }
+
+    async fn inspect(&mut self, asked: Vec<(SessionKey, Reply<Option<Holder>>)>) {
+        let mut keys: Vec<_> = asked.iter().map(|(key, _)| key.clone()).collect();
+        keys.sort();
+        keys.dedup();
+        let answer = self.attempt(async |connection| connection.inspect(&keys).await).await;
+        for (key, reply) in asked {
+            let found = answer.as_ref().map_err(Clone::clone).map(|holders| {
+                keys.binary_search(&key).ok().and_then(|at| holders.get(at).cloned().flatten())
+            });
+            let _ = reply.send(found);
+        }
+    }
+
+    async fn attempt<T>(
+        &mut self,
+        call: impl AsyncFnOnce(&mut dyn LeaseConnection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let exchange = async {
+            let connection = match &mut self.connection {
+                Some(connection) => connection,
+                none => none.insert(self.store.connect(self.bounds).await?),
+            };
+            call(connection.as_mut()).await
+        };
+        let result = timeout(self.attempt_timeout, exchange).await.unwrap_or_else(|_elapsed| {
+            let detail = format!("no answer within {:?}", self.attempt_timeout);
+            Err(StoreError::Unavailable { location: self.store.location().to_owned(), detail })
+        });
+        if result.as_ref().is_err_and(StoreError::is_uncertain) {
+            self.connection = None;
+        }
+        result
+    }
+}

@@ -1,0 +1,448 @@
+//! The registry: which sessions this process works on.
+//!
+//! It refuses from memory, but only the database grants (invariant I1). It starts one run actor per grant,
+//! hears of every end, and watches the local clocks for all of them.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
+use futures::channel::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::{info, warn};
+
+use crate::{
+    actor::{
+        acquisition::{Acquired, Acquisition, Settled, compensate},
+        lane::{Acquiring, LaneAddr},
+        run::{Recheck, RunActor, RunFinished, RunLinks, Stop},
+    },
+    clock::{BootInstant, Gap, Reading},
+    error::{AcquireError, Busy},
+    event::{RunEvent, RunRef},
+    lease::{EndReason, Lease},
+    run::{Run, Shared},
+    session::{Holder, Label, NodeId, Phase, RunId, SessionKey, Stage},
+    store::{Acquire, Grant, StoreError},
+};
+
+pub(crate) struct Registry {
+    sessions: HashMap<SessionKey, Session>,
+    links: Links,
+    last_reading: Reading,
+    compensations: usize,
+    stop_compensating: CancellationToken,
+    closing: Option<Closing>,
+    /// The parent of all run tokens: cancelled with the registry, however it ends.
+    root: CancellationToken,
+    _root: DropGuard,
+    /// Tells the thread that there is nothing left to drive.
+    _over: DropGuard,
+}
+
+/// What the registry reaches.
+pub(crate) struct Links {
+    pub(crate) node: NodeId,
+    pub(crate) location: String,
+    pub(crate) acquires: LaneAddr<Acquiring>,
+    pub(crate) run: RunLinks,
+}
+
+/// One session of this process: the run that works on it, and a request for it on its way. Both exist at once
+/// only when the run's work has ended and its release is under way.
+#[derive(Default)]
+struct Session {
+    running: Option<Running>,
+    acquiring: Option<Pending>,
+}
+
+struct Running {
+    shared: Arc<Shared>,
+    actor: Addr<RunActor>,
+    label: Label,
+    phase: Phase,
+    since_micros: i64,
+}
+
+/// A request that was sent, and those that came after it for the same session.
+struct Pending {
+    run_id: RunId,
+    first: AcquireSession,
+    parked: Vec<AcquireSession>,
+}
+
+#[derive(Default)]
+struct Closing {
+    replies: Vec<oneshot::Sender<ShutdownReport>>,
+}
+
+/// A caller wants a session.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct AcquireSession {
+    pub(crate) key: SessionKey,
+    pub(crate) label: Label,
+    pub(crate) phase: Phase,
+    /// Cancelled when the caller does not wait any more.
+    pub(crate) abandoned: CancellationToken,
+    pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
+}
+
+/// Refuse new runs, end the others, then end.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Shutdown {
+    pub(crate) reply: Option<oneshot::Sender<ShutdownReport>>,
+}
+
+/// What a shutdown left behind.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Sessions whose work had not ended, or whose release was not confirmed, in time. Their leases expire
+    /// within one ttl.
+    pub left: Vec<SessionKey>,
+}
+
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Compensated;
+
+/// How often the local clocks are compared.
+const TICK: Duration = Duration::from_secs(1);
+
+impl Registry {
+    pub(crate) fn new(links: Links, root: CancellationToken, over: DropGuard) -> Self {
+        let last_reading = links.run.clock.reading();
+        Self {
+            _root: root.clone().drop_guard(),
+            sessions: HashMap::new(),
+            links,
+            last_reading,
+            compensations: 0,
+            stop_compensating: CancellationToken::new(),
+            closing: None,
+            root,
+            _over: over,
+        }
+    }
+
+    /// Sends a request to the database. Those that come after it for the same session wait for its answer.
+    fn begin(&mut self, first: AcquireSession, parked: Vec<AcquireSession>, ctx: &mut Context<Self>) {
+        let session = self.sessions.entry(first.key.clone()).or_default();
+        let run_id = RunId::random();
+        let acquisition = Acquisition {
+            item: Acquire {
+                key: first.key.clone(),
+                run_id,
+                node: self.links.node,
+                label: first.label.clone(),
+                phase: first.phase.clone(),
+                ttl: self.links.run.timing.ttl(),
+            },
+            lane: self.links.acquires.clone(),
+            timing: self.links.run.timing,
+            location: self.links.location.clone(),
+            after: session.running.as_ref().map(|earlier| earlier.shared.finished.clone()),
+            abandoned: first.abandoned.clone(),
+        };
+        session.acquiring = Some(Pending { run_id, first, parked });
+        acquisition.spawn(ctx.address().recipient());
+    }
+
+    /// Sends the next request that somebody still waits for.
+    fn begin_next(&mut self, parked: Vec<AcquireSession>, ctx: &mut Context<Self>) {
+        let mut parked = parked.into_iter().filter(|request| !request.abandoned.is_cancelled());
+        if self.closing.is_some() {
+            return parked.for_each(|request| request.answer(Err(AcquireError::ShuttingDown)));
+        }
+        if let Some(first) = parked.next() {
+            self.begin(first, parked.collect(), ctx);
+        }
+    }
+
+    /// Whether a grant may still be handed out.
+    fn accept(&self, sent_at: BootInstant, grant: &Grant) -> Result<Lease, AcquireError> {
+        if self.closing.is_some() {
+            return Err(AcquireError::ShuttingDown);
+        }
+        let (timing, now) = (self.links.run.timing, self.links.run.clock.now());
+        Lease::granted(timing, sent_at, grant.remaining, now, fastrand::u64(..)).ok_or_else(|| {
+            AcquireError::Unavailable(StoreError::Unavailable {
+                location: self.links.location.clone(),
+                detail: "the grant came after its own trusted time had passed".to_owned(),
+            })
+        })
+    }
+
+    /// Gives a granted session to its caller, under a run actor of its own.
+    fn hand_out(
+        &mut self,
+        first: AcquireSession,
+        parked: Vec<AcquireSession>,
+        run_id: RunId,
+        lease: Lease,
+        grant: Grant,
+    ) {
+        let key = first.key.clone();
+        info!(account = key.account(), session = key.session(), %run_id, fence = grant.fence.as_i64(), "acquired");
+        let shared = Arc::new(Shared::new(
+            key.clone(),
+            run_id,
+            grant.fence,
+            self.links.run.clock.clone(),
+            lease.trusted_until(),
+            grant.expires_at_micros,
+            self.root.child_token(),
+        ));
+        let (ttl, run) = (self.links.run.timing.ttl(), RunRef::of(&shared));
+        self.links.run.events.send(RunEvent::Acquired { run, ttl });
+        let actor = RunActor::new(lease, shared.clone(), self.links.run.clone()).start();
+        if let Some(request) = &grant.stop {
+            actor.do_send(Stop(EndReason::stopped(request)));
+        }
+        let AcquireSession { label, phase, reply, .. } = first;
+        let running = Running {
+            shared: shared.clone(),
+            actor: actor.clone(),
+            label,
+            phase,
+            since_micros: grant.acquired_at_micros,
+        };
+        for request in parked {
+            request.answer(Err(busy(running.holder(&self.links))));
+        }
+        self.sessions.entry(key).or_default().running = Some(running);
+        // A guard that cannot be delivered is dropped, which frees the session (invariant I7).
+        let _ = reply.send(Ok(Run::new(shared, actor)));
+    }
+
+    /// Gives back a session that was, or may have been, granted to a run that must not live.
+    fn compensate(&mut self, key: SessionKey, run_id: RunId, ctx: &mut Context<Self>) {
+        self.compensations += 1;
+        let registry = ctx.address();
+        let work = compensate(
+            self.links.run.releases.clone(),
+            key,
+            run_id,
+            self.links.run.timing,
+            self.stop_compensating.clone(),
+        );
+        actix_rt::spawn(async move {
+            work.await;
+            registry.do_send(Compensated);
+        });
+    }
+
+    /// Drops what is known of a session when nothing is known of it any more.
+    fn tidy(&mut self, key: &SessionKey, ctx: &mut Context<Self>) {
+        let idle = |session: &Session| session.running.is_none() && session.acquiring.is_none();
+        if self.sessions.get(key).is_some_and(idle) {
+            self.sessions.remove(key);
+        }
+        self.end_when_empty(ctx);
+    }
+
+    fn end_when_empty(&mut self, ctx: &mut Context<Self>) {
+        if self.closing.is_some() && self.sessions.is_empty() && self.compensations == 0 {
+            self.end(ctx);
+        }
+    }
+
+    fn end(&mut self, ctx: &mut Context<Self>) {
+        let Some(closing) = self.closing.take() else { return };
+        let mut left: Vec<_> = self.sessions.keys().cloned().collect();
+        left.sort();
+        if !left.is_empty() {
+            warn!(left = left.len(), "shut down with sessions left to expire");
+        }
+        for reply in closing.replies {
+            let _ = reply.send(ShutdownReport { left: left.clone() });
+        }
+        ctx.stop();
+    }
+
+    /// Long enough for the grace, what follows it, and two attempts to release.
+    fn longest_shutdown(&self) -> Duration {
+        let timing = &self.links.run.timing;
+        timing.stop_grace() + timing.loss_grace() + 2 * timing.renew_timeout() + timing.longest_backoff()
+    }
+}
+
+impl Actor for Registry {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        tick(ctx);
+    }
+}
+
+/// Re-armed instead of an interval: after a freeze an interval would fire once for every second missed.
+fn tick(ctx: &mut Context<Registry>) {
+    ctx.run_later(TICK, |registry, ctx| {
+        let reading = registry.links.run.clock.reading();
+        let earlier = std::mem::replace(&mut registry.last_reading, reading);
+        let recheck = match Gap::between(&earlier, &reading, registry.links.run.timing.safety_margin()) {
+            Gap::None => None,
+            Gap::Suspended(by) => {
+                warn!(suspended_ms = by.as_millis() as u64, "the machine was suspended");
+                Some(Recheck::Suspended)
+            }
+            Gap::WallAhead(by) => {
+                warn!(
+                    ahead_ms = by.as_millis() as u64,
+                    "wall time ran ahead: paused machine or stepped clock"
+                );
+                Some(Recheck::InDoubt)
+            }
+        };
+        if let Some(recheck) = recheck {
+            for running in registry.sessions.values().filter_map(|session| session.running.as_ref()) {
+                running.actor.do_send(recheck);
+            }
+        }
+        tick(ctx);
+    });
+}
+
+impl Handler<AcquireSession> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, request: AcquireSession, ctx: &mut Context<Self>) {
+        if self.closing.is_some() {
+            return request.answer(Err(AcquireError::ShuttingDown));
+        }
+        let (running, acquiring) = match self.sessions.get_mut(&request.key) {
+            Some(Session { running, acquiring }) => (running.as_ref(), acquiring.as_mut()),
+            None => (None, None),
+        };
+        if let Some(pending) = acquiring {
+            return pending.parked.push(request);
+        }
+        match running.filter(|running| !running.shared.work_ended.is_cancelled()) {
+            Some(running) => request.answer(Err(busy(running.holder(&self.links)))),
+            None => self.begin(request, Vec::new(), ctx),
+        }
+    }
+}
+
+impl Handler<Acquired> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, acquired: Acquired, ctx: &mut Context<Self>) {
+        let Acquired { key, run_id, settled, uncertain } = acquired;
+        let session = self.sessions.get_mut(&key);
+        let pending = session.and_then(|session| session.acquiring.take_if(|sent| sent.run_id == run_id));
+        let Some(Pending { first, parked, .. }) = pending else { return };
+        let granted = matches!(settled, Settled::Granted { .. });
+        let refusal = match settled {
+            Settled::Granted { sent_at, grant } => match self.accept(sent_at, &grant) {
+                Ok(lease) => return self.hand_out(first, parked, run_id, lease, grant),
+                Err(refusal) => refusal,
+            },
+            Settled::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
+            Settled::Failed(error) if uncertain => AcquireError::Unavailable(error),
+            Settled::Failed(error) => AcquireError::Refused(error),
+        };
+        if granted || uncertain {
+            self.compensate(key.clone(), run_id, ctx);
+        }
+        // A refusal holds for whoever asked meanwhile; another failure need not.
+        if let AcquireError::Busy(_) = refusal {
+            for request in parked {
+                request.answer(Err(refusal.clone()));
+            }
+        } else {
+            self.begin_next(parked, ctx);
+        }
+        first.answer(Err(refusal));
+        self.tidy(&key, ctx);
+    }
+}
+
+impl Handler<RunFinished> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, finished: RunFinished, ctx: &mut Context<Self>) {
+        if let Some(until) = finished.quarantine_until {
+            let pause = until.saturating_since(self.links.run.clock.now());
+            ctx.notify_later(RunFinished { quarantine_until: None, ..finished }, pause);
+            return;
+        }
+        if let Some(session) = self.sessions.get_mut(&finished.key) {
+            session.running.take_if(|running| running.shared.run_id == finished.run_id);
+        }
+        self.tidy(&finished.key, ctx);
+    }
+}
+
+impl Handler<Compensated> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, _: Compensated, ctx: &mut Context<Self>) {
+        self.compensations -= 1;
+        self.end_when_empty(ctx);
+    }
+}
+
+impl Handler<Shutdown> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, shutdown: Shutdown, ctx: &mut Context<Self>) {
+        let begins = self.closing.is_none();
+        self.closing.get_or_insert_default().replies.extend(shutdown.reply);
+        if !begins {
+            return;
+        }
+        info!(sessions = self.sessions.len(), "shutting down");
+        self.stop_compensating.cancel();
+        for session in self.sessions.values() {
+            if let Some(running) = &session.running {
+                running.actor.do_send(Stop(EndReason::Shutdown));
+            }
+            if let Some(pending) = &session.acquiring {
+                pending.first.abandoned.cancel();
+            }
+        }
+        ctx.run_later(self.longest_shutdown(), |registry, ctx| registry.end(ctx));
+        self.end_when_empty(ctx);
+    }
+}
+
+impl AcquireSession {
+    fn answer(self, answer: Result<Run, AcquireError>) {
+        // Whoever does not wait any more has dropped the receiver.
+        let _ = self.reply.send(answer);
+    }
+}
+
+impl Running {
+    /// What this process knows of its own run, for a refusal that needs no database.
+    fn holder(&self, links: &Links) -> Holder {
+        let trusted_for = self.shared.trusted_for();
+        let margin = links.run.timing.safety_margin();
+        Holder {
+            run_id: self.shared.run_id,
+            node: links.node,
+            label: self.label.clone(),
+            fence: self.shared.fence,
+            stage: if self.shared.reason().is_some() { Stage::Stopping } else { Stage::Running },
+            phase: self.phase.clone(),
+            since: instant(self.since_micros),
+            expires_at: instant(self.shared.expires_at_micros()),
+            expires_in: if trusted_for.is_zero() { Duration::ZERO } else { trusted_for + margin },
+            stop: None,
+        }
+    }
+}
+
+fn busy(holder: Holder) -> AcquireError {
+    AcquireError::Busy(Box::new(Busy::new(holder)))
+}
+
+fn instant(micros: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
+}

@@ -1,0 +1,297 @@
+//! The actor of one in-flight run: it owns the lease, its timer and its token, and carries out what the
+//! machine decides. It awaits nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use actix::{
+    Actor, ActorContext, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture,
+    fut::ActorFutureExt,
+};
+use tracing::{Span, debug, info, warn};
+
+use crate::{
+    actor::lane::{Answer, LaneAddr, Releasing, Renewing},
+    clock::{BootInstant, SharedClock},
+    config::Timing,
+    event::{EventSender, RunEvent, RunRef},
+    lease::{Action, EndReason, Lease, News, Released, Renewal},
+    run::Shared,
+    session::{RunId, SessionKey, Stage},
+    store::{Release, ReleaseOutcome, Renew, RenewOutcome},
+};
+
+pub(crate) struct RunActor {
+    lease: Lease,
+    shared: Arc<Shared>,
+    links: RunLinks,
+    timer: Option<(BootInstant, SpawnHandle)>,
+    span: Span,
+}
+
+/// What a run actor reaches.
+#[derive(Clone)]
+pub(crate) struct RunLinks {
+    pub(crate) timing: Timing,
+    pub(crate) clock: SharedClock,
+    pub(crate) renewals: LaneAddr<Renewing>,
+    pub(crate) releases: LaneAddr<Releasing>,
+    pub(crate) events: EventSender,
+    pub(crate) registry: Recipient<RunFinished>,
+}
+
+/// The work has ended; the reason is the first one, as the guard has set it.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct WorkEnded(pub(crate) EndReason);
+
+/// Ask the work to end.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Stop(pub(crate) EndReason);
+
+/// A local clock has jumped: look at the time now.
+#[derive(Message, Clone, Copy)]
+#[rtype(result = "()")]
+pub(crate) enum Recheck {
+    /// Time that timers do not count has passed.
+    Suspended,
+    /// Time may have passed that not even the boot clock has counted.
+    InDoubt,
+}
+
+/// To the registry: nothing more will come from this run.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct RunFinished {
+    pub(crate) key: SessionKey,
+    pub(crate) run_id: RunId,
+    /// The actor has died before its work had ended: the session stays refused here until this instant.
+    pub(crate) quarantine_until: Option<BootInstant>,
+}
+
+impl RunActor {
+    pub(crate) fn new(lease: Lease, shared: Arc<Shared>, links: RunLinks) -> Self {
+        let span = tracing::info_span!(
+            "run",
+            account = shared.key.account(),
+            session = shared.key.session(),
+            run_id = %shared.run_id,
+            fence = shared.fence.as_i64(),
+        );
+        Self { lease, shared, links, timer: None, span }
+    }
+
+    /// Carries out what the machine has decided, and sets the timer for its next wish.
+    fn act(&mut self, ctx: &mut Context<Self>) {
+        let span = self.span.clone();
+        let _entered = span.enter();
+        while let Some(action) = self.lease.poll_action() {
+            match action {
+                Action::Renew { attempt, stage, alone } => self.renew(attempt, stage, alone, ctx),
+                Action::Release { attempt, alone } => self.release(attempt, alone, ctx),
+                Action::Cancel(reason) => {
+                    self.shared.end(reason);
+                }
+                Action::Kill => self.shared.killed.cancel(),
+                Action::Tell(news) => self.tell(news),
+                Action::Finish => return ctx.stop(),
+            }
+        }
+        self.arm(ctx);
+    }
+
+    fn arm(&mut self, ctx: &mut Context<Self>) {
+        let wanted = self.lease.poll_timeout();
+        if self.timer.map(|(at, _)| at) == wanted {
+            return;
+        }
+        if let Some((_, timer)) = self.timer.take() {
+            ctx.cancel_future(timer);
+        }
+        let Some(at) = wanted else { return };
+        let pause = at.saturating_since(self.links.clock.now());
+        let timer = ctx.run_later(pause, |actor, ctx| {
+            actor.timer = None;
+            actor.lease.on_timeout(actor.links.clock.now());
+            actor.act(ctx);
+        });
+        self.timer = Some((at, timer));
+    }
+
+    fn renew(&mut self, attempt: u64, stage: Stage, alone: bool, ctx: &mut Context<Self>) {
+        let item = Renew {
+            key: self.shared.key.clone(),
+            run_id: self.shared.run_id,
+            ttl: self.links.timing.ttl(),
+            safety_margin: self.links.timing.safety_margin(),
+            stage,
+            phase: None,
+        };
+        let answer = self.links.renewals.ask(item, alone);
+        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
+    }
+
+    fn renewed(&mut self, attempt: u64, answer: Answer<RenewOutcome>, ctx: &mut Context<Self>) {
+        let sent_at = answer.sent_at;
+        let mut expires_at_micros = None;
+        let renewal = match answer.outcome {
+            Ok(RenewOutcome::Renewed(renewed)) => {
+                let remaining = renewed.remaining;
+                expires_at_micros = Some(renewed.clock_micros.saturating_add(micros(remaining)));
+                Renewal::Confirmed { sent_at, remaining, stop: renewed.stop }
+            }
+            Ok(RenewOutcome::Superseded | RenewOutcome::Gone) => Renewal::Lost(EndReason::Superseded),
+            Ok(RenewOutcome::Expired) => Renewal::Lost(EndReason::Expired),
+            Ok(RenewOutcome::Locked) => Renewal::Unanswered { locked: true },
+            Err(error) => {
+                self.span.in_scope(|| debug!(%error, "renewal not confirmed"));
+                Renewal::Unanswered { locked: false }
+            }
+        };
+        let trusted = self.lease.trusted_until();
+        self.lease.on_renewal(attempt, renewal, self.links.clock.now());
+        if let Some(expires_at_micros) = expires_at_micros
+            && self.lease.trusted_until() != trusted
+        {
+            self.publish_trust(expires_at_micros);
+        }
+        self.act(ctx);
+    }
+
+    /// Lets `is_held` see the new end of trust, unless it has already seen the old one pass.
+    fn publish_trust(&mut self, expires_at_micros: i64) {
+        let extended = self.shared.extend(self.lease.trusted_until(), expires_at_micros);
+        if !extended && self.shared.reason().is_none() {
+            self.lease.on_trust_gone(self.links.clock.now());
+        }
+    }
+
+    fn release(&mut self, attempt: u64, alone: bool, ctx: &mut Context<Self>) {
+        let item = Release { key: self.shared.key.clone(), run_id: self.shared.run_id };
+        let answer = self.links.releases.ask(item, alone);
+        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| {
+            let released = match answer.outcome {
+                Ok(ReleaseOutcome::Released | ReleaseOutcome::NotFound) => Released::Gone,
+                Ok(ReleaseOutcome::Locked) => Released::Unanswered { locked: true },
+                Err(error) => {
+                    actor.span.in_scope(|| debug!(%error, "release not confirmed"));
+                    Released::Unanswered { locked: false }
+                }
+            };
+            actor.lease.on_release(attempt, released, actor.links.clock.now());
+            actor.act(ctx);
+        }));
+    }
+
+    fn tell(&self, news: News) {
+        let run = RunRef::of(&self.shared);
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let event = match news {
+            News::Renewed { trusted_for } => {
+                debug!(trusted_for_ms = millis(trusted_for), "renewed");
+                return;
+            }
+            News::AtRisk { trusted_for } => {
+                warn!(trusted_for_ms = millis(trusted_for), "at risk: a renewal is not confirmed");
+                RunEvent::AtRisk { run, trusted_for }
+            }
+            News::Recovered => {
+                info!("recovered: renewals are confirmed again");
+                RunEvent::Recovered { run }
+            }
+            News::Stopping => {
+                let reason = self.first_reason();
+                info!(%reason, "stopping");
+                RunEvent::Stopping { run, reason }
+            }
+            News::Stuck => {
+                warn!("stuck: the work has outlived its grace; the lease is kept until it ends");
+                RunEvent::Stuck { run }
+            }
+            News::Ended { released } => {
+                let reason = self.first_reason();
+                if reason.is_loss() {
+                    warn!(%reason, released, "ended");
+                } else {
+                    info!(%reason, released, "ended");
+                }
+                self.shared.tell_released(released);
+                RunEvent::Ended { run, reason, released }
+            }
+        };
+        self.links.events.send(event);
+    }
+
+    fn first_reason(&self) -> EndReason {
+        self.shared.reason().cloned().unwrap_or(EndReason::Panicked)
+    }
+}
+
+impl Actor for RunActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        self.act(ctx);
+    }
+}
+
+/// However the actor ends, its run ends with it (invariant I7).
+///
+/// This runs while unwinding too, where a panic would abort the process: it does nothing that can fail.
+impl Drop for RunActor {
+    fn drop(&mut self) {
+        self.shared.end(EndReason::Panicked);
+        self.shared.killed.cancel();
+        self.shared.released_or_given_up.cancel();
+        self.shared.finished.cancel();
+        // Work that may go on without its actor is over by the time the row expires, by assumption A4.
+        let orphaned = !self.shared.work_ended.is_cancelled();
+        let expiry = self.lease.trusted_until() + self.links.timing.safety_margin();
+        self.links.registry.do_send(RunFinished {
+            key: self.shared.key.clone(),
+            run_id: self.shared.run_id,
+            quarantine_until: orphaned.then_some(expiry),
+        });
+    }
+}
+
+impl Handler<WorkEnded> for RunActor {
+    type Result = ();
+
+    fn handle(&mut self, WorkEnded(reason): WorkEnded, ctx: &mut Context<Self>) {
+        self.lease.on_work_ended(reason, self.links.clock.now());
+        let patience = self.links.timing.renew_timeout();
+        ctx.run_later(patience, |actor, _| actor.shared.released_or_given_up.cancel());
+        self.act(ctx);
+    }
+}
+
+impl Handler<Stop> for RunActor {
+    type Result = ();
+
+    fn handle(&mut self, Stop(reason): Stop, ctx: &mut Context<Self>) {
+        self.lease.on_stop(reason, self.links.clock.now());
+        self.act(ctx);
+    }
+}
+
+impl Handler<Recheck> for RunActor {
+    type Result = ();
+
+    fn handle(&mut self, recheck: Recheck, ctx: &mut Context<Self>) {
+        let now = self.links.clock.now();
+        match recheck {
+            Recheck::Suspended => self.lease.on_timeout(now),
+            Recheck::InDoubt => self.lease.on_doubt(now),
+        }
+        // The timer counts no suspended time: its pause has to be worked out anew.
+        if let Some((_, timer)) = self.timer.take() {
+            ctx.cancel_future(timer);
+        }
+        self.act(ctx);
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    duration.as_micros().try_into().unwrap_or(i64::MAX)
+}

@@ -1,0 +1,265 @@
+//! Durations: what may be set, what is derived from what, and which relations must hold.
+//!
+//! Everything derives from the ttl. A relation that cannot work is refused once, when the supervisor is built,
+//! and the error names both settings and the bound.
+
+use std::time::Duration;
+
+/// What a user may set; `None` takes the default derived from the ttl.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Settings {
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) safety_margin: Option<Duration>,
+    pub(crate) renew_interval: Option<Duration>,
+    pub(crate) renew_timeout: Option<Duration>,
+    pub(crate) acquire_timeout: Option<Duration>,
+    pub(crate) stop_grace: Option<Duration>,
+}
+
+/// The checked durations of one supervisor, the same for all its runs.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tenure::Timing;
+/// let timing = Timing::for_ttl(Duration::from_secs(30))?;
+/// assert_eq!(timing.safety_margin(), Duration::from_secs(6));
+/// assert_eq!(timing.renew_interval(), Duration::from_millis(7_500));
+/// assert_eq!(timing.tolerated_outage(), Duration::from_millis(11_750));
+/// # Ok::<(), tenure::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    ttl: Duration,
+    safety_margin: Duration,
+    renew_interval: Duration,
+    renew_timeout: Duration,
+    acquire_timeout: Duration,
+    stop_grace: Duration,
+}
+
+impl Timing {
+    /// The defaults for this ttl.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when the ttl is not between 1 second and 24 hours.
+    pub fn for_ttl(ttl: Duration) -> Result<Self, ConfigError> {
+        Settings { ttl: Some(ttl), ..Settings::default() }.check()
+    }
+
+    /// The granted length of a lease. Default 30 s; 1 s to 24 h, whole milliseconds.
+    pub fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    /// How long before expiry trust ends. Default ttl/5.
+    pub fn safety_margin(&self) -> Duration {
+        self.safety_margin
+    }
+
+    /// The time between renewals, ±10 %. Default ttl/4, at most 20 s.
+    pub fn renew_interval(&self) -> Duration {
+        self.renew_interval
+    }
+
+    /// The bound on one attempt to renew or to release. Default ttl/10, at most 5 s.
+    pub fn renew_timeout(&self) -> Duration {
+        self.renew_timeout
+    }
+
+    /// The bound on a whole acquire, its retries included. Default ttl/3, at least 1 s, at most 10 s.
+    pub fn acquire_timeout(&self) -> Duration {
+        self.acquire_timeout
+    }
+
+    /// How long work may go on after it was told to stop, while the lease is still renewed. Default 5 s.
+    pub fn stop_grace(&self) -> Duration {
+        self.stop_grace
+    }
+
+    /// The longest pause between two attempts: ttl/30, at most 1 s.
+    pub fn longest_backoff(&self) -> Duration {
+        (self.ttl / 30).min(Duration::from_secs(1))
+    }
+
+    /// How long the database may be away, at the worst moment, without any run being lost:
+    /// `ttl − safety_margin − 1.1·renew_interval − renew_timeout − longest_backoff`.
+    ///
+    /// At least ttl/3 with the defaults.
+    pub fn tolerated_outage(&self) -> Duration {
+        self.trusted_after_grant()
+            .saturating_sub(self.latest_renewal())
+            .saturating_sub(self.renew_timeout)
+            .saturating_sub(self.longest_backoff())
+    }
+
+    /// How long after a statement was sent its grant is trusted at the longest.
+    pub(crate) fn trusted_after_grant(&self) -> Duration {
+        self.ttl.saturating_sub(self.safety_margin)
+    }
+
+    /// Work that was told of a loss is gone this long afterwards (assumption A4).
+    pub(crate) fn loss_grace(&self) -> Duration {
+        self.safety_margin / 2
+    }
+
+    /// The bound on one attempt to acquire, which may repeat within [`acquire_timeout`](Self::acquire_timeout).
+    pub(crate) fn acquire_attempt_timeout(&self) -> Duration {
+        (self.ttl / 5).min(Duration::from_secs(5)).min(self.acquire_timeout)
+    }
+
+    /// How long the server may wait for one lock.
+    pub(crate) fn lock_timeout(&self) -> Duration {
+        (self.ttl / 30)
+            .clamp(Duration::from_millis(50), Duration::from_millis(500))
+            .min(self.renew_timeout / 2)
+    }
+
+    fn latest_renewal(&self) -> Duration {
+        self.renew_interval.mul_f64(1.1)
+    }
+}
+
+impl Settings {
+    pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
+    const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(5);
+    const LEAST_TTL: Duration = Duration::from_secs(1);
+    const GREATEST_TTL: Duration = Duration::from_secs(24 * 3600);
+    /// Shorter, and an ordinary round trip or a busy machine would look like an outage.
+    const LEAST_PART: Duration = Duration::from_millis(20);
+
+    pub(crate) fn check(&self) -> Result<Timing, ConfigError> {
+        let ttl = whole_millis(self.ttl.unwrap_or(Self::DEFAULT_TTL));
+        between("ttl", ttl, Self::LEAST_TTL, Self::GREATEST_TTL, "1 second and 24 hours")?;
+        let seconds = Duration::from_secs;
+        let timing = Timing {
+            ttl,
+            safety_margin: whole_millis(self.safety_margin.unwrap_or(ttl / 5)),
+            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(seconds(20))),
+            renew_timeout: self.renew_timeout.unwrap_or((ttl / 10).min(seconds(5))),
+            acquire_timeout: self.acquire_timeout.unwrap_or((ttl / 3).clamp(seconds(1), seconds(10))),
+            stop_grace: self.stop_grace.unwrap_or(Self::DEFAULT_STOP_GRACE),
+        };
+        check_relations(&timing)?;
+        Ok(timing)
+    }
+}
+
+fn check_relations(timing: &Timing) -> Result<(), ConfigError> {
+    let Timing { ttl, safety_margin, renew_interval, renew_timeout, acquire_timeout, .. } = *timing;
+    let least = Settings::LEAST_PART;
+    between("safety_margin", safety_margin, (ttl / 20).max(least), ttl / 2, "ttl/20 and ttl/2")?;
+    between("renew_interval", renew_interval, least, ttl / 2, "20 ms and ttl/2")?;
+    between("renew_timeout", renew_timeout, least, ttl / 4, "20 ms and ttl/4")?;
+    between("acquire_timeout", acquire_timeout, least, Duration::MAX, "20 ms and any length")?;
+    let needed = timing.latest_renewal() + 3 * renew_timeout + 2 * timing.longest_backoff();
+    if needed > timing.trusted_after_grant() {
+        return Err(ConfigError::TooFewAttempts {
+            renew_interval,
+            renew_timeout,
+            needed,
+            trusted: timing.trusted_after_grant(),
+        });
+    }
+    Ok(())
+}
+
+fn between(
+    setting: &'static str,
+    value: Duration,
+    least: Duration,
+    greatest: Duration,
+    bounds: &'static str,
+) -> Result<(), ConfigError> {
+    if (least..=greatest).contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::OutOfBounds { setting, value, least, greatest, bounds })
+}
+
+/// The row counts in milliseconds.
+fn whole_millis(duration: Duration) -> Duration {
+    Duration::from_millis(duration.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+/// Durations that cannot work together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// One setting is out of its bounds.
+    #[error("{setting} is {value:?} but must be between {bounds} (here {least:?} to {greatest:?})")]
+    OutOfBounds {
+        /// Which setting.
+        setting: &'static str,
+        /// Its value.
+        value: Duration,
+        /// The least value allowed here.
+        least: Duration,
+        /// The greatest value allowed here.
+        greatest: Duration,
+        /// The bounds as a rule.
+        bounds: &'static str,
+    },
+    /// A single failed attempt would lose the lease.
+    #[error(
+        "renew_interval {renew_interval:?} and renew_timeout {renew_timeout:?} leave no room for three attempts: \
+         1.1·renew_interval + 3·renew_timeout + two pauses is {needed:?}, but trust lasts ttl − safety_margin = \
+         {trusted:?}; shorten one of them or lengthen the ttl"
+    )]
+    TooFewAttempts {
+        /// The setting.
+        renew_interval: Duration,
+        /// The setting.
+        renew_timeout: Duration,
+        /// The time that three attempts need.
+        needed: Duration,
+        /// The time that trust lasts.
+        trusted: Duration,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_work_from_one_second_to_a_day_and_tolerate_a_third_of_the_ttl() {
+        for millis in [1_000, 1_001, 2_000, 5_000, 30_000, 60_000, 300_000, 3_600_000, 86_400_000] {
+            let ttl = Duration::from_millis(millis);
+            let timing = Timing::for_ttl(ttl).unwrap();
+            assert!(
+                timing.tolerated_outage() >= ttl / 3,
+                "{ttl:?} tolerates {:?}",
+                timing.tolerated_outage()
+            );
+            assert!(timing.lock_timeout() < timing.renew_timeout(), "{ttl:?}");
+        }
+    }
+
+    #[test]
+    fn a_ttl_out_of_bounds_is_refused_by_name_and_bound() {
+        for ttl in [Duration::ZERO, Duration::from_millis(999), Duration::from_secs(86_401)] {
+            let error = Timing::for_ttl(ttl).unwrap_err().to_string();
+            assert!(error.contains("ttl") && error.contains("1 second and 24 hours"), "{error}");
+        }
+    }
+
+    #[test]
+    fn relations_that_cannot_work_name_both_fields_and_the_bound() {
+        let settings = Settings {
+            ttl: Some(Duration::from_secs(10)),
+            renew_interval: Some(Duration::from_secs(5)),
+            renew_timeout: Some(Duration::from_secs(2)),
+            ..Settings::default()
+        };
+        let error = settings.check().unwrap_err().to_string();
+        for part in ["renew_interval", "renew_timeout", "8s"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let settings = Settings { safety_margin: Some(Duration::from_secs(20)), ..Settings::default() };
+        let error = settings.check().unwrap_err().to_string();
+        assert!(
+            error.contains("safety_margin") && error.contains("ttl/2") && error.contains("15s"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,154 @@
+//! One small error per operation; each says what the caller may conclude.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    config::ConfigError,
+    lease::EndReason,
+    session::{Holder, InvalidText},
+    store::StoreError,
+};
+
+/// Why a session was not acquired.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcquireError {
+    /// Another run holds the session. Certain: nothing was acquired.
+    #[error("{0}")]
+    Busy(Box<Busy>),
+    /// The database gave no usable answer in time. Uncertain: the session may have been acquired for this
+    /// request. If so it is being given back in the background, and expires within one ttl at the latest.
+    #[error("it is not known whether the session was acquired: {0}")]
+    Unavailable(StoreError),
+    /// The request cannot succeed as things are. Certain: nothing was acquired.
+    #[error(transparent)]
+    Refused(StoreError),
+    /// The supervisor is shutting down. Certain: nothing was acquired.
+    #[error("the supervisor is shutting down and takes no new runs")]
+    ShuttingDown,
+    /// The supervisor's thread has ended. If the request had been sent, its lease expires within one ttl.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The holder's label or the phase cannot be stored. Certain: nothing was asked.
+    #[error(transparent)]
+    Invalid(#[from] InvalidText),
+}
+
+impl AcquireError {
+    /// Whether it is certain that nothing was acquired.
+    pub fn is_certain(&self) -> bool {
+        !matches!(self, Self::Unavailable(_) | Self::Closed(_))
+    }
+}
+
+/// Another run holds the session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Busy {
+    holder: Holder,
+}
+
+impl Busy {
+    pub(crate) fn new(holder: Holder) -> Self {
+        Self { holder }
+    }
+
+    /// Who holds it, as known when the request was refused.
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    /// A fair time to wait before asking again: what is left of the lease, but 1 to 5 seconds. The holder may
+    /// release earlier, and may renew for ever.
+    pub fn retry_after(&self) -> Duration {
+        self.holder.expires_in.clamp(Duration::from_secs(1), Duration::from_secs(5))
+    }
+}
+
+impl fmt::Display for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Holder { label, run_id, expires_in, .. } = &self.holder;
+        write!(
+            f,
+            "the session is held by {label} (run {run_id}), expires in {:.1} s",
+            expires_in.as_secs_f64()
+        )
+    }
+}
+
+/// Why a supervisor did not start.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Durations that cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The holder's label cannot be stored.
+    #[error(transparent)]
+    Invalid(#[from] InvalidText),
+    /// The database cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The operating system gave no thread.
+    #[error("the supervisor's thread could not be started: {0}")]
+    Thread(String),
+}
+
+/// Why a session could not be looked at, or rows not be swept.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueryError {
+    /// The database did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The supervisor's thread has ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// The supervisor's thread has ended: it was shut down, or it failed. All its runs were cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the supervisor has ended; start another one")]
+pub struct Closed;
+
+/// Work in a scope did not complete under a held lease.
+///
+/// The value of work that returned after the run had ended is kept in here: it was computed, but the session
+/// may have been somebody else's by then.
+#[must_use]
+pub struct ScopeError<T> {
+    reason: EndReason,
+    value: Option<T>,
+}
+
+impl<T> ScopeError<T> {
+    pub(crate) fn new(reason: EndReason, value: Option<T>) -> Self {
+        Self { reason, value }
+    }
+
+    /// Why the run ended.
+    pub fn reason(&self) -> &EndReason {
+        &self.reason
+    }
+
+    /// What the work returned after the run had ended; `None` when it was dropped before it returned.
+    pub fn into_value(self) -> Option<T> {
+        self.value
+    }
+}
+
+impl<T> fmt::Debug for ScopeError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScopeError")
+            .field("reason", &self.reason)
+            .field("has_value", &self.value.is_some())
+            .finish()
+    }
+}
+
+impl<T> fmt::Display for ScopeError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the run ended before its work did: {}", self.reason)
+    }
+}
+
+impl<T> std::error::Error for ScopeError<T> {}

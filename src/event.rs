@@ -1,0 +1,105 @@
+//! What happens to runs, told to whoever listens.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::stream::{self, Stream};
+use tokio::sync::broadcast;
+
+use crate::{
+    lease::EndReason,
+    run::Shared,
+    session::{FencingToken, RunId, SessionKey},
+};
+
+/// Which run an event is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct RunRef {
+    /// Its session.
+    pub key: SessionKey,
+    /// Its id.
+    pub run_id: RunId,
+    /// Its fencing token.
+    pub fence: FencingToken,
+}
+
+impl RunRef {
+    pub(crate) fn of(shared: &Arc<Shared>) -> Self {
+        Self { key: shared.key.clone(), run_id: shared.run_id, fence: shared.fence }
+    }
+}
+
+/// Something happened to a run of this supervisor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunEvent {
+    /// The database granted a session.
+    Acquired {
+        /// Which run.
+        run: RunRef,
+        /// The granted length.
+        ttl: Duration,
+    },
+    /// A renewal is overdue or unanswered. The run goes on and retries.
+    AtRisk {
+        /// Which run.
+        run: RunRef,
+        /// How long it may still act if no renewal is confirmed.
+        trusted_for: Duration,
+    },
+    /// A renewal was confirmed after all.
+    Recovered {
+        /// Which run.
+        run: RunRef,
+    },
+    /// The run was told to stop; its work has its grace.
+    Stopping {
+        /// Which run.
+        run: RunRef,
+        /// Why.
+        reason: EndReason,
+    },
+    /// The work has outlived its grace. The lease is kept until it ends, or trust does.
+    Stuck {
+        /// Which run.
+        run: RunRef,
+    },
+    /// The run holds its session no more. After a loss its work may still be ending.
+    Ended {
+        /// Which run.
+        run: RunRef,
+        /// The first reason.
+        reason: EndReason,
+        /// Whether the database confirmed the release.
+        released: bool,
+    },
+    /// This listener was too slow and has missed this many events.
+    Missed(u64),
+}
+
+/// Events kept for a slow listener; beyond, the oldest are dropped and counted.
+const KEPT: usize = 1024;
+
+/// Sends without ever waiting (invariant I10).
+#[derive(Debug, Clone)]
+pub(crate) struct EventSender(broadcast::Sender<RunEvent>);
+
+impl EventSender {
+    pub(crate) fn new() -> Self {
+        Self(broadcast::Sender::new(KEPT))
+    }
+
+    pub(crate) fn send(&self, event: RunEvent) {
+        // An error only says that nobody listens.
+        let _ = self.0.send(event);
+    }
+
+    pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static {
+        Box::pin(stream::unfold(self.0.subscribe(), async |mut events| match events.recv().await {
+            Ok(event) => Some((event, events)),
+            Err(broadcast::error::RecvError::Lagged(missed)) => Some((RunEvent::Missed(missed), events)),
+            Err(broadcast::error::RecvError::Closed) => None,
+        }))
+    }
+}

@@ -1,0 +1,542 @@
+//! The lease of one run as a pure state machine.
+//!
+//! ```text
+//! Held ── stop, drop, panic, shutdown ──► Draining ── grace passed ──► Stuck
+//!   │                                        │                          │
+//!   ├── work ended ───────────► Releasing ◄──┴────── work ended ────────┤
+//!   │                               │                                   │
+//!   │                               └──► Ended                          │
+//!   └── lost (certain), or trusted_until reached, in any state ──► Ended, work killed
+//! ```
+//!
+//! No I/O, no async, no clock: every input carries `now`, every output is an [`Action`] to be carried out by
+//! the run's actor. Every input first checks `now >= trusted_until` (invariant I3), so that no reply, however
+//! it is delayed or reordered, can revive a run.
+
+use std::{collections::VecDeque, fmt, time::Duration};
+
+use crate::{
+    clock::BootInstant,
+    config::Timing,
+    session::{Stage, StopRequest},
+};
+
+/// Why a run ended. The first reason wins and stays (invariant I3).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(tag = "reason", rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum EndReason {
+    /// The work ended by itself.
+    Completed,
+    /// The guard, or the future of its scope, was dropped.
+    Dropped,
+    /// The work panicked, or the supervisor's own actor did.
+    Panicked,
+    /// Somebody asked for it.
+    Stopped {
+        /// Who, for people.
+        by: Option<String>,
+        /// Why, for people.
+        why: Option<String>,
+    },
+    /// The supervisor was shut down.
+    Shutdown,
+    /// Another run has the session, or its row was deleted.
+    Superseded,
+    /// The database's clock passed the lease's last safe instant before a renewal arrived.
+    Expired,
+    /// Trust ran out while the database did not confirm a renewal.
+    Unconfirmed,
+}
+
+impl EndReason {
+    /// Whether the session was lost, rather than given up.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Self::Superseded | Self::Expired | Self::Unconfirmed)
+    }
+
+    pub(crate) fn stopped(request: &StopRequest) -> Self {
+        Self::Stopped { by: request.by.clone(), why: request.reason.clone() }
+    }
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed => f.write_str("completed"),
+            Self::Dropped => f.write_str("dropped"),
+            Self::Panicked => f.write_str("panicked"),
+            Self::Stopped { by, why } => {
+                f.write_str("stopped")?;
+                if let Some(by) = by {
+                    write!(f, " by {}", crate::session::printable(by))?;
+                }
+                if let Some(why) = why {
+                    write!(f, " ({})", crate::session::printable(why))?;
+                }
+                Ok(())
+            }
+            Self::Shutdown => f.write_str("supervisor shut down"),
+            Self::Superseded => {
+                f.write_str("superseded: another run has the session, or its row was deleted")
+            }
+            Self::Expired => f.write_str("expired before a renewal arrived"),
+            Self::Unconfirmed => f.write_str("no renewal was confirmed in time"),
+        }
+    }
+}
+
+/// What the actor has to do, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Send a renewal; answer with [`Lease::on_renewal`] and the same attempt.
+    Renew { attempt: u64, stage: Stage, alone: bool },
+    /// Cancel the run's token. Comes once.
+    Cancel(EndReason),
+    /// The work has had its time: drop or kill it.
+    Kill,
+    /// Send a release; answer with [`Lease::on_release`] and the same attempt.
+    Release { attempt: u64, alone: bool },
+    /// Tell whoever listens.
+    Tell(News),
+    /// Nothing more will come: the work has ended and the row is dealt with. Comes once.
+    Finish,
+}
+
+/// What listeners are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum News {
+    Renewed { trusted_for: Duration },
+    AtRisk { trusted_for: Duration },
+    Recovered,
+    Stopping,
+    Stuck,
+    Ended { released: bool },
+}
+
+/// What is known of one attempt to renew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    /// `sent_at` is when the statement was sent, `remaining` what was left when it ran.
+    Confirmed { sent_at: BootInstant, remaining: Duration, stop: Option<StopRequest> },
+    /// Certain: the lease is lost, for this reason.
+    Lost(EndReason),
+    /// Uncertain (invariant I9). `locked`: the row is locked by a stranger, so that the next attempt should
+    /// not ride in a batch.
+    Unanswered { locked: bool },
+}
+
+/// What is known of one attempt to release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// The row of this run is gone.
+    Gone,
+    /// Uncertain, as with renewals.
+    Unanswered { locked: bool },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Held,
+    Draining {
+        grace_until: BootInstant,
+    },
+    /// Told to die at the end of its grace; not yet known to survive it.
+    Killing {
+        stuck_at: BootInstant,
+    },
+    Stuck,
+    Releasing,
+    Ended,
+}
+
+/// When the one outstanding statement of a kind goes, or went, out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Due { at: BootInstant, alone: bool },
+    InFlight { attempt: u64, overdue_at: BootInstant },
+    Never,
+}
+
+/// The machine.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    timing: Timing,
+    jitter: fastrand::Rng,
+    trusted_until: BootInstant,
+    state: State,
+    renewal: Call,
+    release: Call,
+    /// Attempts ever made, so that an answer can be told from the answer to an earlier one.
+    attempts: u64,
+    /// Unanswered attempts in a row.
+    failures: u32,
+    at_risk: bool,
+    reason: Option<EndReason>,
+    shown_stage: Stage,
+    work_ended: bool,
+    /// Set on loss: when the work is killed, until it was.
+    kill_at: Option<BootInstant>,
+    finished: bool,
+    actions: VecDeque<Action>,
+}
+
+/// A change of stage is shown to others this soon, unless the run has ended by then.
+const SHOW_STAGE_WITHIN: Duration = Duration::from_millis(100);
+
+impl Lease {
+    /// The lease of a run that was granted; `None` when its trust has passed already, in which case nothing
+    /// may be handed out (invariant I1).
+    pub(crate) fn granted(
+        timing: Timing,
+        sent_at: BootInstant,
+        remaining: Duration,
+        now: BootInstant,
+        seed: u64,
+    ) -> Option<Self> {
+        let mut jitter = fastrand::Rng::with_seed(seed);
+        let trusted_until = trust(&timing, sent_at, remaining);
+        // Runs that were granted together must not renew together.
+        let first = timing.renew_interval().mul_f64(0.6 + 0.5 * jitter.f64());
+        (now < trusted_until).then(|| Self {
+            timing,
+            jitter,
+            trusted_until,
+            state: State::Held,
+            renewal: Call::Due { at: sent_at + first, alone: false },
+            release: Call::Never,
+            attempts: 0,
+            failures: 0,
+            at_risk: false,
+            reason: None,
+            shown_stage: Stage::Running,
+            work_ended: false,
+            kill_at: None,
+            finished: false,
+            actions: VecDeque::new(),
+        })
+    }
+
+    /// The end of trust. After the end it is whatever it was last; ask [`is_held`](Self::is_held).
+    pub(crate) fn trusted_until(&self) -> BootInstant {
+        self.trusted_until
+    }
+
+    /// Whether the run may act.
+    #[cfg(test)]
+    pub(crate) fn is_held(&self, now: BootInstant) -> bool {
+        self.state == State::Held && now < self.trusted_until
+    }
+
+    /// The next thing to do.
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When [`on_timeout`](Self::on_timeout) wants to be called; `None` when only an input can bring news.
+    pub(crate) fn poll_timeout(&self) -> Option<BootInstant> {
+        let trust_ends = (self.state != State::Ended).then_some(self.trusted_until);
+        let state = match self.state {
+            State::Draining { grace_until } => Some(grace_until),
+            State::Killing { stuck_at } => Some(stuck_at),
+            State::Held | State::Stuck | State::Releasing | State::Ended => None,
+        };
+        let renewal = match self.renewal {
+            Call::Due { at, .. } => Some(at),
+            Call::InFlight { overdue_at, .. } if !self.at_risk => Some(overdue_at),
+            Call::InFlight { .. } | Call::Never => None,
+        };
+        let release = match self.release {
+            Call::Due { at, .. } => Some(at),
+            Call::InFlight { .. } | Call::Never => None,
+        };
+        [trust_ends, state, renewal, release, self.kill_at].into_iter().flatten().min()
+    }
+
+    /// Time has passed, or a clock may have jumped.
+    pub(crate) fn on_timeout(&mut self, now: BootInstant) {
+        self.check_trust(now);
+        if self.kill_at.is_some_and(|at| now >= at) {
+            self.kill();
+        }
+        match self.state {
+            State::Draining { grace_until } if now >= grace_until => {
+                self.kill();
+                self.state = State::Killing { stuck_at: now + self.timing.loss_grace() };
+            }
+            State::Killing { stuck_at } if now >= stuck_at => self.become_stuck(now),
+            _ => {}
+        }
+        self.send_due(now);
+    }
+
+    /// A renewal was answered, or will never be.
+    pub(crate) fn on_renewal(&mut self, attempt: u64, renewal: Renewal, now: BootInstant) {
+        self.check_trust(now);
+        let current = matches!(self.renewal, Call::InFlight { attempt: sent, .. } if sent == attempt);
+        if !current || matches!(self.state, State::Releasing | State::Ended) {
+            return;
+        }
+        match renewal {
+            Renewal::Confirmed { sent_at, remaining, stop } => {
+                self.confirm(sent_at, remaining, now);
+                if let Some(request) = stop {
+                    self.on_stop(EndReason::stopped(&request), now);
+                }
+            }
+            Renewal::Lost(reason) => self.lose(reason, now),
+            Renewal::Unanswered { locked } => {
+                self.become_at_risk(now);
+                self.renewal = self.retry(locked, now);
+            }
+        }
+        self.send_due(now);
+    }
+
+    /// The work is to end: cancel it, and wait for it while renewals go on (invariant I6).
+    pub(crate) fn on_stop(&mut self, reason: EndReason, now: BootInstant) {
+        self.check_trust(now);
+        if self.state != State::Held {
+            return;
+        }
+        self.cancel(reason);
+        self.state = State::Draining { grace_until: now + self.timing.stop_grace() };
+        self.actions.push_back(Action::Tell(News::Stopping));
+        self.show_stage(now);
+    }
+
+    /// The work has ended, for this reason if it is the first.
+    pub(crate) fn on_work_ended(&mut self, reason: EndReason, now: BootInstant) {
+        self.check_trust(now);
+        if std::mem::replace(&mut self.work_ended, true) {
+            return;
+        }
+        self.kill_at = None;
+        match self.state {
+            State::Ended => self.finish_after_loss(now),
+            State::Releasing => {}
+            State::Held | State::Draining { .. } | State::Killing { .. } | State::Stuck => {
+                self.cancel(reason);
+                self.state = State::Releasing;
+                self.renewal = Call::Never;
+                self.release = Call::Due { at: now, alone: false };
+                self.failures = 0;
+                self.at_risk = false;
+                self.send_due(now);
+            }
+        }
+    }
+
+    /// A release was answered, or will never be.
+    pub(crate) fn on_release(&mut self, attempt: u64, released: Released, now: BootInstant) {
+        // An answer to the release itself counts even when trust has just passed: the row is gone.
+        if !matches!(self.release, Call::InFlight { attempt: sent, .. } if sent == attempt) {
+            return;
+        }
+        match (self.state, released) {
+            (State::Releasing, Released::Gone) => {
+                self.state = State::Ended;
+                self.release = Call::Never;
+                self.actions.push_back(Action::Tell(News::Ended { released: true }));
+                self.finish();
+            }
+            (State::Releasing, Released::Unanswered { locked }) if now < self.trusted_until => {
+                self.release = self.retry(locked, now);
+                self.send_due(now);
+            }
+            (State::Releasing, Released::Unanswered { .. }) => {
+                self.release = Call::Never;
+                self.check_trust(now);
+            }
+            // The best-effort release after a loss: one, whatever comes of it.
+            _ => {
+                self.release = Call::Never;
+                self.finish();
+            }
+        }
+    }
+
+    /// The local clocks hint that time was lost: confirm the lease now.
+    pub(crate) fn on_doubt(&mut self, now: BootInstant) {
+        self.check_trust(now);
+        if !self.is_renewing() {
+            return;
+        }
+        self.become_at_risk(now);
+        if let Call::Due { .. } = self.renewal {
+            self.renewal = Call::Due { at: now, alone: false };
+        }
+        self.send_due(now);
+    }
+
+    /// Somebody has seen the end of trust before this machine did.
+    pub(crate) fn on_trust_gone(&mut self, now: BootInstant) {
+        if self.state != State::Ended {
+            self.lose(EndReason::Unconfirmed, now);
+        }
+    }
+
+    fn check_trust(&mut self, now: BootInstant) {
+        if self.state != State::Ended && now >= self.trusted_until {
+            self.lose(EndReason::Unconfirmed, now);
+        }
+    }
+
+    fn confirm(&mut self, sent_at: BootInstant, remaining: Duration, now: BootInstant) {
+        self.trusted_until = trust(&self.timing, sent_at, remaining);
+        let spread = 0.9 + 0.2 * self.jitter.f64();
+        self.renewal = Call::Due { at: sent_at + self.timing.renew_interval().mul_f64(spread), alone: false };
+        self.failures = 0;
+        // A confirmation that took longer than its trust lasts confirms nothing.
+        self.check_trust(now);
+        if self.state == State::Ended {
+            return;
+        }
+        let trusted_for = self.trusted_until.saturating_since(now);
+        self.actions.push_back(Action::Tell(News::Renewed { trusted_for }));
+        if std::mem::take(&mut self.at_risk) {
+            self.actions.push_back(Action::Tell(News::Recovered));
+        }
+        if self.stage() != self.shown_stage {
+            self.show_stage(now);
+        }
+    }
+
+    fn lose(&mut self, reason: EndReason, now: BootInstant) {
+        let was_told = self.reason.is_some();
+        self.cancel(reason);
+        let released_by_now = matches!(self.release, Call::InFlight { .. });
+        self.state = State::Ended;
+        self.renewal = Call::Never;
+        if !released_by_now {
+            self.release = Call::Never;
+        }
+        self.actions.push_back(Action::Tell(News::Ended { released: false }));
+        if self.work_ended {
+            return self.finish_after_loss(now);
+        }
+        // Work that was told before has had its time; other work has what assumption A4 leaves it.
+        let kill_at = if was_told { now } else { now.min(self.trusted_until) + self.timing.loss_grace() };
+        self.kill_at = Some(kill_at);
+        if now >= kill_at {
+            self.kill();
+        }
+    }
+
+    /// The work has ended and the lease was lost before it was released. If the row may still be this run's,
+    /// one release is sent so that nobody has to wait for the ttl.
+    fn finish_after_loss(&mut self, now: BootInstant) {
+        match self.release {
+            Call::InFlight { .. } => {}
+            _ if self.row_may_remain() => {
+                self.release = Call::Due { at: now, alone: true };
+                self.send_due(now);
+            }
+            _ => self.finish(),
+        }
+    }
+
+    fn row_may_remain(&self) -> bool {
+        self.reason != Some(EndReason::Superseded)
+    }
+
+    fn finish(&mut self) {
+        if !std::mem::replace(&mut self.finished, true) {
+            self.actions.push_back(Action::Finish);
+        }
+    }
+
+    fn cancel(&mut self, reason: EndReason) {
+        if self.reason.is_none() {
+            self.reason = Some(reason.clone());
+            self.actions.push_back(Action::Cancel(reason));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.kill_at = None;
+        if !self.work_ended {
+            self.actions.push_back(Action::Kill);
+        }
+    }
+
+    fn become_stuck(&mut self, now: BootInstant) {
+        self.state = State::Stuck;
+        self.actions.push_back(Action::Tell(News::Stuck));
+        self.show_stage(now);
+    }
+
+    fn become_at_risk(&mut self, now: BootInstant) {
+        if std::mem::replace(&mut self.at_risk, true) {
+            return;
+        }
+        let trusted_for = self.trusted_until.saturating_since(now);
+        self.actions.push_back(Action::Tell(News::AtRisk { trusted_for }));
+    }
+
+    fn stage(&self) -> Stage {
+        match self.state {
+            State::Held => Stage::Running,
+            State::Stuck => Stage::Stuck,
+            State::Draining { .. } | State::Killing { .. } | State::Releasing | State::Ended => {
+                Stage::Stopping
+            }
+        }
+    }
+
+    /// Others learn of a new stage with a renewal: brings the next one forward, unless one is under way, whose
+    /// confirmation comes back here.
+    fn show_stage(&mut self, now: BootInstant) {
+        if let Call::Due { at, alone } = self.renewal {
+            self.renewal = Call::Due { at: at.min(now + SHOW_STAGE_WITHIN), alone };
+        }
+    }
+
+    fn is_renewing(&self) -> bool {
+        !matches!(self.state, State::Releasing | State::Ended)
+    }
+
+    fn send_due(&mut self, now: BootInstant) {
+        let overdue_at = now + self.timing.renew_timeout();
+        if let Call::Due { at, alone } = self.renewal
+            && now >= at
+            && self.is_renewing()
+        {
+            let (attempt, stage) = (self.next_attempt(), self.stage());
+            self.shown_stage = stage;
+            self.renewal = Call::InFlight { attempt, overdue_at };
+            self.actions.push_back(Action::Renew { attempt, stage, alone });
+        }
+        if let Call::Due { at, alone } = self.release
+            && now >= at
+        {
+            let attempt = self.next_attempt();
+            self.release = Call::InFlight { attempt, overdue_at: self.trusted_until };
+            self.actions.push_back(Action::Release { attempt, alone });
+        }
+        if let Call::InFlight { overdue_at, .. } = self.renewal
+            && now >= overdue_at
+        {
+            self.become_at_risk(now);
+        }
+    }
+
+    fn next_attempt(&mut self) -> u64 {
+        self.attempts += 1;
+        self.attempts
+    }
+
+    fn retry(&mut self, alone: bool, now: BootInstant) -> Call {
+        self.failures = self.failures.saturating_add(1);
+        let longest = self.timing.longest_backoff();
+        let full = (longest / 16).saturating_mul(1 << self.failures.min(10)).min(longest);
+        Call::Due { at: now + full.mul_f64(0.5 + 0.5 * self.jitter.f64()), alone }
+    }
+}
+
+/// `sent_at + remaining − safety_margin` (invariant I2). More than a ttl can remain when the database's clock
+/// was stepped back; what the local clock alone cannot vouch for is not trusted.
+fn trust(timing: &Timing, sent_at: BootInstant, remaining: Duration) -> BootInstant {
+    sent_at + remaining.min(timing.ttl()).saturating_sub(timing.safety_margin())
+}

@@ -1,0 +1,139 @@
+//! For tests of code that holds sessions: a supervisor on an in-memory store, in virtual time.
+//!
+//! [`simulate`] runs a test in a single-threaded actix system whose clock stands still until everybody waits,
+//! and then jumps to the next timer: an hour of renewals passes in milliseconds, and always in the same order.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tenure::{EndReason, SessionKey, store::memory::Fault, testing::simulate};
+//!
+//! simulate(async |sim| {
+//!     let supervisor = sim.supervisor().ttl(Duration::from_secs(30)).start_here().await.unwrap();
+//!     let key = SessionKey::new("acct-1", "chat-9").unwrap();
+//!     let run = supervisor.acquire(&key).await.unwrap();
+//!
+//!     // An hour under a healthy database changes nothing.
+//!     sim.sleep(Duration::from_secs(3600)).await;
+//!     assert!(run.is_held());
+//!
+//!     // A database that is gone for good ends the run.
+//!     sim.store.set_fault(Fault::Unreachable);
+//!     assert_eq!(run.cancelled().await, EndReason::Unconfirmed);
+//! });
+//! ```
+//!
+//! What else can be made to happen:
+//!
+//! - *renewals fail*: [`MemoryStore::fail_renewals`], [`MemoryStore::set_fault`];
+//! - *the lease is taken away*: [`MemoryStore::take_away`], [`MemoryStore::delete`];
+//! - *somebody asks the run to stop*: [`MemoryStore::request_stop`];
+//! - *the machine sleeps*: [`SimClock::suspend`]; *a virtual machine is paused*: [`SimClock::pause`];
+//! - *the database's clock is stepped*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    clock::{BootInstant, Clock, Reading},
+    store::MemoryStore,
+    supervisor::{Builder, Supervisor},
+};
+
+/// Runs a test in virtual time, on a fresh actix system on the current thread.
+///
+/// # Panics
+/// When the test does, and inside another actix system or tokio runtime.
+pub fn simulate<T>(test: impl AsyncFnOnce(Simulation) -> T) -> T {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(true).build().expect("a runtime without threads of its own")
+    };
+    actix_rt::System::with_tokio_rt(runtime).block_on(async { test(Simulation::new()).await })
+}
+
+/// What a simulated test works with.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Simulation {
+    /// The local clocks.
+    pub clock: SimClock,
+    /// The database. Its clock follows the local wall clock, and can be stepped apart from it.
+    pub store: MemoryStore,
+}
+
+impl Simulation {
+    fn new() -> Self {
+        let clock = SimClock::new();
+        let store = MemoryStore::new(Arc::new(clock.clone()));
+        Self { clock, store }
+    }
+
+    /// Describes a supervisor on this database and these clocks; start it with
+    /// [`start_here`](Builder::start_here). Several may share them, like several processes.
+    pub fn supervisor(&self) -> Builder {
+        Supervisor::builder_on(Arc::new(self.store.clone())).clock(Arc::new(self.clock.clone()))
+    }
+
+    /// Lets virtual time pass.
+    pub async fn sleep(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+}
+
+/// Local clocks that follow tokio's virtual time, and jump on request. Clones are the same clocks.
+#[derive(Debug, Clone)]
+pub struct SimClock {
+    started: Instant,
+    /// Nanoseconds that the boot clock has counted and timers have not.
+    suspended: Arc<AtomicU64>,
+    /// Nanoseconds that wall time has counted and the boot clock has not.
+    paused: Arc<AtomicU64>,
+}
+
+impl SimClock {
+    fn new() -> Self {
+        Self { started: Instant::now(), suspended: Arc::default(), paused: Arc::default() }
+    }
+
+    /// The machine sleeps for this long: the boot clock and wall time go on, timers stand still.
+    pub fn suspend(&self, duration: Duration) {
+        self.suspended.fetch_add(nanos(duration), Ordering::Relaxed);
+    }
+
+    /// A virtual machine is paused for this long, and told the right wall time afterwards.
+    pub fn pause(&self, duration: Duration) {
+        self.paused.fetch_add(nanos(duration), Ordering::Relaxed);
+    }
+}
+
+impl Clock for SimClock {
+    fn now(&self) -> BootInstant {
+        self.reading().boot
+    }
+
+    fn reading(&self) -> Reading {
+        let monotonic = self.started.elapsed();
+        let boot = BOOT_AT_START + monotonic + Duration::from_nanos(self.suspended.load(Ordering::Relaxed));
+        Reading {
+            boot: BootInstant::from_nanos(nanos(boot)),
+            monotonic,
+            wall: WALL_AT_START + boot + Duration::from_nanos(self.paused.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// The machine has been up for a while when a simulation starts.
+const BOOT_AT_START: Duration = Duration::from_secs(1_000);
+/// 2026-01-01T00:00:00Z.
+const WALL_AT_START: Duration = Duration::from_secs(1_767_225_600);
+
+fn nanos(duration: Duration) -> u64 {
+    duration.as_nanos().try_into().unwrap_or(u64::MAX)
+}
