@@ -540,3 +540,6 @@ impl Lease {
 fn trust(timing: &Timing, sent_at: BootInstant, remaining: Duration) -> BootInstant {
     sent_at + remaining.min(timing.ttl()).saturating_sub(timing.safety_margin())
 }
+
+#[cfg(test)]
+mod tests;
