@@ -9,3 +9,18 @@ pub mod background;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod process_table;
+pub mod proxy;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+/// A port outside the range that the system hands out to outgoing connections: nobody takes it while its owner
+/// is down for a while.
+pub fn free_address() -> SocketAddr {
+    for _ in 0..1_000 {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, fastrand::u16(20_000..32_000)));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+    panic!("no free TCP port between 20000 and 32000");
+}

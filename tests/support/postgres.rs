@@ -10,7 +10,7 @@ use std::{
     fmt::Write as _,
     fs,
     io::{BufRead, BufReader, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::SocketAddr,
     os::unix::{
         fs::{PermissionsExt, chown},
         process::CommandExt,
@@ -30,7 +30,7 @@ use sqlx::{
     postgres::{PgConnectOptions, PgSslMode},
 };
 
-use super::{background, process_table};
+use super::{background, free_address, process_table};
 
 /// The role that tests connect as: it owns its database and nothing else, like an application's.
 pub const ROLE: &str = "app";
@@ -464,18 +464,6 @@ impl Drop for Keeper {
         drop(self.commands.take());
         let _ = self.child.wait();
     }
-}
-
-/// A port outside the range that the system hands out to outgoing connections: nobody takes it while the server
-/// is down for a restart.
-pub fn free_address() -> SocketAddr {
-    for _ in 0..1_000 {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, fastrand::u16(20_000..32_000)));
-        if TcpListener::bind(address).is_ok() {
-            return address;
-        }
-    }
-    panic!("no free TCP port between 20000 and 32000");
 }
 
 fn server_binaries() -> PathBuf {
