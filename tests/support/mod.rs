@@ -6,6 +6,7 @@
 #![allow(unreachable_pub, reason = "a private module of each test binary, written like a library")]
 
 pub mod background;
+pub mod history;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod process_table;
