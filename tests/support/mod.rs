@@ -9,6 +9,7 @@ pub mod background;
 pub mod history;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+pub mod process;
 pub mod process_table;
 pub mod proxy;
 

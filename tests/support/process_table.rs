@@ -84,6 +84,16 @@ pub fn freeze_family(root: i32) {
     }
 }
 
+/// Stops one process, not its children, and returns when it stands still.
+pub fn freeze(pid: i32) {
+    let deadline = Instant::now() + SIGNAL_BOUND;
+    signal(pid, Signal::STOP);
+    while !stands_still(pid) {
+        assert!(Instant::now() < deadline, "process {pid} was not stopped");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Lets a process and everything below it go on.
 pub fn thaw_family(root: i32) {
     for pid in family(root) {
