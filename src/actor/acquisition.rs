@@ -33,8 +33,8 @@ pub(crate) struct Acquired {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
     pub(crate) settled: Settled,
-    /// An attempt was sent whose effect is unknown: if the run does not live, its row has to be deleted.
-    pub(crate) uncertain: bool,
+    /// Attempts whose effect is unknown: each may still make a row.
+    pub(crate) unknown: u32,
 }
 
 /// Asks until there is a certain answer or the time is up, always under the same run id, so that a repeated
@@ -56,22 +56,20 @@ impl Acquisition {
         let (key, run_id, location) = (self.item.key.clone(), self.item.run_id, self.location.clone());
         actix_rt::spawn(async move {
             let outcome = std::panic::AssertUnwindSafe(self.run()).catch_unwind().await;
-            let (settled, uncertain) = outcome.unwrap_or_else(|_panic| {
+            let (settled, unknown) = outcome.unwrap_or_else(|_panic| {
                 let detail = "the acquiring task panicked".to_owned();
-                (Settled::Failed(StoreError::Unavailable { location, detail }), true)
+                (Settled::Failed(StoreError::Unavailable { location, detail }), u32::MAX)
             });
-            registry.do_send(Acquired { key, run_id, settled, uncertain });
+            registry.do_send(Acquired { key, run_id, settled, unknown });
         });
     }
 
-    async fn run(self) -> (Settled, bool) {
+    async fn run(self) -> (Settled, u32) {
         let mut attempts = Attempts::default();
         let deadline = Instant::now() + self.timing.acquire_timeout();
         let settled = timeout_at(deadline, self.attempts(&mut attempts)).await;
         let settled = settled.unwrap_or_else(|_elapsed| Settled::Failed(self.late(&attempts)));
-        // A granting statement was answered, so it was not the uncertain one, but an earlier one may be.
-        let uncertain = attempts.unknown || attempts.in_flight;
-        (settled, uncertain)
+        (settled, attempts.unknown + u32::from(attempts.in_flight))
     }
 
     async fn attempts(&self, attempts: &mut Attempts) -> Settled {
@@ -93,7 +91,7 @@ impl Acquisition {
                     attempts.last = Some("its row is locked by another transaction".to_owned());
                 }
                 Err(error) if error.is_transient() => {
-                    attempts.unknown |= error.is_uncertain();
+                    attempts.unknown += u32::from(error.is_uncertain());
                     attempts.last = Some(error.to_string());
                 }
                 Err(error) => return Settled::Failed(error),
@@ -117,8 +115,8 @@ impl Acquisition {
 struct Attempts {
     count: u32,
     in_flight: bool,
-    /// An attempt ended without an answer.
-    unknown: bool,
+    /// How many ended without an answer.
+    unknown: u32,
     last: Option<String>,
 }
 
@@ -129,23 +127,32 @@ impl Attempts {
     }
 }
 
-/// Deletes the row of a run that does not live: asks for its release until a row was deleted or one ttl has
-/// passed since its acquire can have been sent last (invariant I7). One release is not enough: it may overtake
-/// the acquire that it is to undo.
+/// A run whose row must not stay: its acquire was not, or can no longer be, handed out.
+pub(crate) struct Orphan {
+    pub(crate) key: SessionKey,
+    pub(crate) run_id: RunId,
+    /// The most rows that its acquires can still make, one after the other.
+    pub(crate) rows: u32,
+}
+
+/// Asks for the orphan's release until all the rows it can have were deleted, or one ttl has passed since its
+/// last acquire can have been sent (invariant I7). One release is not enough: it may overtake the acquire that
+/// it is to undo.
 pub(crate) async fn compensate(
+    orphan: Orphan,
     lane: LaneAddr<Releasing>,
-    key: SessionKey,
-    run_id: RunId,
     timing: Timing,
     given_up: CancellationToken,
 ) {
+    let Orphan { key, run_id, mut rows } = orphan;
     let until = Instant::now() + timing.ttl();
     let (mut attempt, mut alone) = (0, false);
-    while Instant::now() < until && !given_up.is_cancelled() {
+    while rows > 0 && Instant::now() < until && !given_up.is_cancelled() {
         let outcome = lane.ask(Release { key: key.clone(), run_id }, alone).await.outcome;
         if let Ok(ReleaseOutcome::Released) = outcome {
             tracing::debug!(%key, %run_id, "gave back what an acquire of unknown outcome had taken");
-            return;
+            rows -= 1;
+            continue;
         }
         alone = matches!(outcome, Ok(ReleaseOutcome::Locked));
         attempt += 1;

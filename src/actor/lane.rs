@@ -400,6 +400,10 @@ async fn attempt<V: Verb>(
             Some(connection) => connection,
             none => none.insert(settings.store.connect(settings.bounds).await?),
         };
+        // Connecting takes time: what nobody waits for any more must not be sent after all.
+        if replies.iter().all(oneshot::Sender::is_canceled) {
+            return Err(withdrawn(&settings));
+        }
         sent_at = settings.clock.now();
         V::call(connection.as_mut(), &items).await
     };
@@ -420,4 +424,11 @@ async fn attempt<V: Verb>(
     }
     let batch = items.into_iter().zip(replies).map(|(item, reply)| Request { item, reply }).collect();
     Returned { connection, batch, sent_at, received_at: settings.clock.now(), result }
+}
+
+fn withdrawn(settings: &LaneSettings) -> StoreError {
+    StoreError::RolledBack {
+        location: settings.store.location().to_owned(),
+        detail: "nobody waits for it any more".to_owned(),
+    }
 }

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use crate::{
     actor::{
-        acquisition::{Acquired, Acquisition, Settled, compensate},
+        acquisition::{Acquired, Acquisition, Orphan, Settled, compensate},
         lane::{Acquiring, LaneAddr},
         run::{Recheck, RunActor, RunFinished, RunLinks, Stop},
     },
@@ -65,6 +65,16 @@ struct Running {
     label: Label,
     phase: Phase,
     since_micros: i64,
+    /// Attempts to acquire before the one that was granted, whose effect is unknown.
+    unknown: u32,
+}
+
+/// A grant that may be handed out.
+struct Granted {
+    run_id: RunId,
+    lease: Lease,
+    grant: Grant,
+    unknown: u32,
 }
 
 /// A request that was sent, and those that came after it for the same session.
@@ -179,14 +189,8 @@ impl Registry {
     }
 
     /// Gives a granted session to its caller, under a run actor of its own.
-    fn hand_out(
-        &mut self,
-        first: AcquireSession,
-        parked: Vec<AcquireSession>,
-        run_id: RunId,
-        lease: Lease,
-        grant: Grant,
-    ) {
+    fn hand_out(&mut self, first: AcquireSession, parked: Vec<AcquireSession>, granted: Granted) {
+        let Granted { run_id, lease, grant, unknown } = granted;
         let key = first.key.clone();
         info!(account = key.account(), session = key.session(), %run_id, fence = grant.fence.as_i64(), "acquired");
         let shared = Arc::new(Shared::new(
@@ -211,6 +215,7 @@ impl Registry {
             label,
             phase,
             since_micros: grant.acquired_at_micros,
+            unknown,
         };
         for request in parked {
             request.answer(Err(busy(running.holder(&self.links))));
@@ -220,17 +225,12 @@ impl Registry {
         let _ = reply.send(Ok(Run::new(shared, actor)));
     }
 
-    /// Gives back a session that was, or may have been, granted to a run that must not live.
-    fn compensate(&mut self, key: SessionKey, run_id: RunId, ctx: &mut Context<Self>) {
+    /// Gives back what was, or may be, granted to a run that does not live.
+    fn compensate(&mut self, orphan: Orphan, ctx: &mut Context<Self>) {
         self.compensations += 1;
+        let (lane, timing) = (self.links.run.releases.clone(), self.links.run.timing);
+        let work = compensate(orphan, lane, timing, self.stop_compensating.clone());
         let registry = ctx.address();
-        let work = compensate(
-            self.links.run.releases.clone(),
-            key,
-            run_id,
-            self.links.run.timing,
-            self.stop_compensating.clone(),
-        );
         actix_rt::spawn(async move {
             work.await;
             registry.do_send(Compensated);
@@ -333,22 +333,23 @@ impl Handler<Acquired> for Registry {
     type Result = ();
 
     fn handle(&mut self, acquired: Acquired, ctx: &mut Context<Self>) {
-        let Acquired { key, run_id, settled, uncertain } = acquired;
+        let Acquired { key, run_id, settled, unknown } = acquired;
         let session = self.sessions.get_mut(&key);
         let pending = session.and_then(|session| session.acquiring.take_if(|sent| sent.run_id == run_id));
         let Some(Pending { first, parked, .. }) = pending else { return };
         let granted = matches!(settled, Settled::Granted { .. });
+        let rows = unknown.saturating_add(u32::from(granted));
         let refusal = match settled {
             Settled::Granted { sent_at, grant } => match self.accept(sent_at, &grant) {
-                Ok(lease) => return self.hand_out(first, parked, run_id, lease, grant),
+                Ok(lease) => return self.hand_out(first, parked, Granted { run_id, lease, grant, unknown }),
                 Err(refusal) => refusal,
             },
             Settled::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
-            Settled::Failed(error) if uncertain => AcquireError::Unavailable(error),
+            Settled::Failed(error) if unknown > 0 => AcquireError::Unavailable(error),
             Settled::Failed(error) => AcquireError::Refused(error),
         };
-        if granted || uncertain {
-            self.compensate(key.clone(), run_id, ctx);
+        if rows > 0 {
+            self.compensate(Orphan { key: key.clone(), run_id, rows }, ctx);
         }
         // A refusal holds for whoever asked meanwhile; another failure need not.
         if let AcquireError::Busy(_) = refusal {
@@ -372,8 +373,12 @@ impl Handler<RunFinished> for Registry {
             ctx.notify_later(RunFinished { quarantine_until: None, ..finished }, pause);
             return;
         }
-        if let Some(session) = self.sessions.get_mut(&finished.key) {
-            session.running.take_if(|running| running.shared.run_id == finished.run_id);
+        let session = self.sessions.get_mut(&finished.key);
+        let run_id = finished.run_id;
+        let ended = session.and_then(|session| session.running.take_if(|run| run.shared.run_id == run_id));
+        // An attempt that a frozen server still holds would make a row for a run that is over.
+        if let Some(Running { unknown: rows @ 1.., .. }) = ended {
+            self.compensate(Orphan { key: finished.key.clone(), run_id, rows }, ctx);
         }
         self.tidy(&finished.key, ctx);
     }

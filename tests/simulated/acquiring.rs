@@ -1,0 +1,298 @@
+//! Who gets a session, who does not, and what becomes of requests that nobody waits for.
+
+use futures::{FutureExt, future::join_all};
+use tenure::{
+    AcquireError, Builder, EndReason, SessionState, Stage, StoreError, store::memory::Fault,
+    testing::simulate,
+};
+
+use super::*;
+
+#[test]
+fn one_device_runs_and_the_other_is_told_who_holds_it() {
+    simulate(async |sim| {
+        let desktop = supervisor(&sim).await;
+        let browser = sim.supervisor().holder("browser").ttl(TTL).start_here().await.unwrap();
+        let run = held(&desktop, "chat").await;
+        match browser.acquire(&key("chat")).await {
+            Err(AcquireError::Busy(busy)) => {
+                assert_eq!(busy.holder().run_id, run.run_id());
+                assert_eq!(busy.holder().label.as_str(), "desktop");
+                assert!(busy.to_string().contains("desktop"), "{busy}");
+                assert!(busy.retry_after() <= seconds(5));
+            }
+            other => panic!("{other:?}"),
+        }
+        held(&browser, "another chat").await.release().await;
+    });
+}
+
+#[test]
+fn i1_a_session_of_this_process_is_refused_from_memory_without_a_statement() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        let before = sim.store.statements();
+        for _ in 0..10 {
+            match supervisor.acquire(&key("chat")).await {
+                Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().run_id, run.run_id()),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(sim.store.statements(), before);
+    });
+}
+
+#[test]
+fn i1_memory_never_grants_what_the_database_has_given_to_another() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        held(&supervisor, "chat").await.release().await;
+        let other = sim.store.take_away(&key("chat"), TTL);
+        match supervisor.acquire(&key("chat")).await {
+            Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().run_id, other),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_session_lost_by_this_process_stays_refused_until_its_own_work_has_ended() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        sim.store.delete(&key("chat"));
+        assert_eq!(run.cancelled().await, EndReason::Superseded);
+        match supervisor.acquire(&key("chat")).await {
+            Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().stage, Stage::Stopping),
+            other => panic!("the work may still act: {other:?}"),
+        }
+        drop(run);
+        drop(held(&supervisor, "chat").await);
+    });
+}
+
+#[test]
+fn many_requests_at_once_for_one_session_make_one_run() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let chat = key("chat");
+        let requests = (0..20).map(|_| supervisor.acquire(&chat).into_future());
+        let answers = join_all(requests).await;
+        let (granted, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        let run = match &granted[..] {
+            [Ok(run)] => run,
+            other => panic!("{} grants", other.len()),
+        };
+        for refusal in refused {
+            match refusal {
+                Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().run_id, run.run_id()),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn requests_that_gather_behind_a_slow_statement_go_out_together() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_delay(millis(200));
+        let keys: Vec<_> = (0..100).map(|n| key(&format!("chat-{n}"))).collect();
+        let runs = join_all(keys.iter().map(|key| supervisor.acquire(key).into_future())).await;
+        assert!(runs.iter().all(Result::is_ok));
+        assert!(sim.store.statements().acquires <= 2, "{:?}", sim.store.statements());
+    });
+}
+
+/// I7: at every point where a caller can give up, the session is free again soon.
+#[test]
+fn i7_an_acquire_dropped_at_any_point_leaves_the_session_free() {
+    for polls in 0..12 {
+        simulate(async move |sim| {
+            let supervisor = supervisor(&sim).await;
+            sim.store.set_delay(millis(5));
+            let mut request = supervisor.acquire(&key("chat")).into_future();
+            for _ in 0..polls {
+                if let Some(run) = (&mut request).now_or_never() {
+                    drop(run.unwrap());
+                    return;
+                }
+                sim.sleep(millis(1)).await;
+            }
+            drop(request);
+            sim.sleep(millis(900)).await;
+            assert!(sim.store.is_empty(), "after {polls} polls: {:?}", sim.store.row(&key("chat")));
+            let renewals = sim.store.statements().renewals;
+            sim.sleep(seconds(60)).await;
+            assert_eq!(sim.store.statements().renewals, renewals, "renewed for nobody");
+            drop(held(&supervisor, "chat").await);
+        });
+    }
+}
+
+#[test]
+fn i7_an_acquire_whose_reply_was_lost_is_repeated_as_the_same_run() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        // The connection is there before the fault, so that it is a reply that gets lost.
+        held(&supervisor, "another chat").await.release().await;
+        sim.store.set_fault(Fault::RepliesLost);
+        let request = tokio::task::spawn_local(supervisor.acquire(&key("chat")).into_future());
+        sim.sleep(millis(50)).await;
+        let first = sim.store.row(&key("chat")).expect("it was committed");
+        sim.store.set_fault(Fault::None);
+        let run = request.await.unwrap().unwrap();
+        assert_eq!((run.run_id(), run.fence()), (first.run_id, first.fence));
+        assert_eq!(sim.store.row(&key("chat")).unwrap().since, first.since);
+    });
+}
+
+#[test]
+fn i7_an_acquire_of_unknown_outcome_is_undone_within_a_second_of_the_databases_return() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        held(&supervisor, "another chat").await.release().await;
+        sim.store.set_fault(Fault::RepliesLost);
+        match supervisor.acquire(&key("chat")).await {
+            Err(error @ AcquireError::Unavailable(_)) => assert!(!error.is_certain()),
+            other => panic!("{other:?}"),
+        }
+        sim.store.set_fault(Fault::None);
+        sim.sleep(seconds(1)).await;
+        assert!(sim.store.is_empty());
+    });
+}
+
+#[test]
+fn i7_a_compensation_that_overtakes_its_acquire_is_repeated() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        held(&supervisor, "another chat").await.release().await;
+        sim.store.set_fault(Fault::Frozen);
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Unavailable(_)), "{error:?}");
+        // The server thaws: the acquire of a caller that has given up happens now.
+        sim.store.set_fault(Fault::None);
+        sim.sleep(seconds(2)).await;
+        assert!(sim.store.is_empty(), "an orphan is left: {:?}", sim.store.row(&key("chat")));
+    });
+}
+
+/// I1, I2: a grant that took longer than it is trusted for is given back.
+#[test]
+fn i1_a_grant_later_than_its_own_trust_is_never_handed_out() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_delay(millis(100));
+        let request = tokio::task::spawn_local(supervisor.acquire(&key("chat")).into_future());
+        // While the statement is under way, the machine sleeps for longer than the lease is trusted.
+        sim.sleep(millis(150)).await;
+        sim.clock.suspend(TTL - MARGIN);
+        let error = request.await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("trusted time had passed"), "{error}");
+        sim.sleep(seconds(1)).await;
+        assert!(sim.store.is_empty());
+    });
+}
+
+#[test]
+fn a_locked_row_is_waited_for_alone_while_other_sessions_go_on() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_locked(&key("locked"), true);
+        let request = tokio::task::spawn_local(supervisor.acquire(&key("locked")).into_future());
+        for n in 0..50 {
+            held(&supervisor, &format!("chat-{n}")).await.release().await;
+        }
+        sim.store.set_locked(&key("locked"), false);
+        assert!(request.await.unwrap().is_ok());
+    });
+}
+
+#[test]
+fn a_session_that_was_just_dropped_can_be_acquired_at_once() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_delay(millis(20));
+        for _ in 0..20 {
+            drop(held(&supervisor, "chat").await);
+        }
+    });
+}
+
+#[test]
+fn i8_fences_rise_from_run_to_run_whatever_the_clocks_do() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let mut last = 0;
+        for round in 0..50 {
+            let run = held(&supervisor, "chat").await;
+            assert!(run.fence().as_i64() > last, "round {round}");
+            last = run.fence().as_i64();
+            if round % 2 == 0 {
+                sim.store.step_clock_back(seconds(60));
+            }
+            run.release().await;
+        }
+    });
+}
+
+#[test]
+fn looking_acquires_nothing_and_issues_no_fence() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        assert_eq!(supervisor.inspect(&key("chat")).await.unwrap().state, SessionState::Idle);
+        assert!(supervisor.list().await.unwrap().is_empty());
+        assert!(sim.store.is_empty());
+        assert_eq!(sim.store.statements().acquires, 0);
+
+        let run = held(&supervisor, "chat").await;
+        let status = supervisor.inspect(&key("chat")).await.unwrap();
+        assert_eq!(status.state, SessionState::Running);
+        assert_eq!(status.holder.unwrap().run_id, run.run_id());
+        assert_eq!(supervisor.list().account("acct-1").await.unwrap().len(), 1);
+        assert!(supervisor.list().account("acct-2").await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_label_or_phase_that_cannot_be_stored_is_refused_before_anything_is_asked() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let too_long = "x".repeat(256);
+        for request in [
+            supervisor.acquire(&key("chat")).holder(""),
+            supervisor.acquire(&key("chat")).holder(too_long.as_str()),
+            supervisor.acquire(&key("chat")).phase("nul\0"),
+        ] {
+            let error = request.await.unwrap_err();
+            assert!(matches!(error, AcquireError::Invalid(_)) && error.is_certain(), "{error:?}");
+        }
+        assert_eq!(sim.store.statements().acquires, 0);
+        let run = supervisor.acquire(&key("chat")).holder("quo'te").phase("thinking").await.unwrap();
+        let row = sim.store.row(&key("chat")).unwrap();
+        assert_eq!((row.label.as_str(), row.phase.as_str()), ("quo'te", "thinking"));
+        drop(run);
+    });
+}
+
+#[test]
+fn a_database_that_is_not_there_is_named_at_start() {
+    simulate(async |sim| {
+        sim.store.set_fault(Fault::Swallowed);
+        let start = |builder: Builder| builder.start_here();
+        let error = start(sim.supervisor()).await.unwrap_err();
+        assert!(error.to_string().contains("no answer within 5s"), "{error}");
+        sim.store.set_fault(Fault::Unreachable);
+        let error = start(sim.supervisor()).await.unwrap_err();
+        assert!(error.to_string().contains("connection refused"), "{error}");
+    });
+}
+
+#[test]
+fn an_unknown_scheme_is_refused_with_the_ones_there_are_and_without_the_password() {
+    let unknown = tenure::store::open("mysql://user:secret@host/db").unwrap_err();
+    assert!(matches!(unknown, StoreError::Url { .. }));
+    assert!(!unknown.is_transient() && !unknown.to_string().contains("secret"), "{unknown}");
+}
