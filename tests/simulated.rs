@@ -6,6 +6,8 @@
 mod acquiring;
 #[path = "simulated/ending.rs"]
 mod ending;
+#[path = "simulated/failing.rs"]
+mod failing;
 #[path = "simulated/outages.rs"]
 mod outages;
 

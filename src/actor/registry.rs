@@ -280,6 +280,16 @@ impl Actor for Registry {
     }
 }
 
+/// The root token goes with the registry and cancels all work; this lets the run actors know, so that work
+/// which ignores its token is not waited for without end.
+impl Drop for Registry {
+    fn drop(&mut self) {
+        for running in self.sessions.values().filter_map(|session| session.running.as_ref()) {
+            running.actor.do_send(Stop(EndReason::Panicked));
+        }
+    }
+}
+
 /// Re-armed instead of an interval: after a freeze an interval would fire once for every second missed.
 fn tick(ctx: &mut Context<Registry>) {
     ctx.run_later(TICK, |registry, ctx| {
