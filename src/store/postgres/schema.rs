@@ -93,7 +93,11 @@ fn current(newest: Option<(i32, i32)>, location: &str) -> Result<Option<Migrated
 }
 
 async fn newest(connection: &mut sqlx::PgConnection) -> Result<Option<(i32, i32)>, sqlx::Error> {
-    let exists = "SELECT to_regclass('tenure.migration') IS NOT NULL";
+    // From the catalog itself: name look-ups (to_regclass) may answer from a cache that an advisory lock does not
+    // bring up to date, and would miss a schema that was committed while this waited for the lock.
+    let exists = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+        WHERE n.nspname = 'tenure' AND c.relname = 'migration')";
     let exists: bool = connection.fetch_one(sqlx::raw_sql(exists)).await?.try_get(0)?;
     if !exists {
         return Ok(None);
@@ -105,7 +109,7 @@ async fn newest(connection: &mut sqlx::PgConnection) -> Result<Option<(i32, i32)
 
 async fn apply(connection: &mut sqlx::PgConnection, from: u32) -> Result<(), sqlx::Error> {
     // `CREATE SCHEMA IF NOT EXISTS` would ask for the right to create even where the schema exists.
-    let exists = "SELECT to_regnamespace('tenure') IS NOT NULL";
+    let exists = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'tenure')";
     let exists: bool = connection.fetch_one(sqlx::raw_sql(exists)).await?.try_get(0)?;
     if !exists {
         connection.execute(sqlx::raw_sql("CREATE SCHEMA tenure")).await?;

@@ -68,9 +68,13 @@ impl<'a> Statement<'a> {
         connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(self.to_text()))).await
     }
 
-    /// The statement with a literal for each `$n`; a `$` that no number follows stays.
+    /// The statement with a literal for each `$n`; a `$` that no number follows stays. Without its comments: in one
+    /// of them, a value with a line break would be read as SQL.
     fn to_text(&self) -> String {
-        let mut pieces = self.sql.split('$');
+        let code: Vec<_> =
+            self.sql.lines().map(|line| line.split_once("--").map_or(line, |(code, _)| code)).collect();
+        let code = code.join("\n");
+        let mut pieces = code.split('$');
         let mut text = pieces.next().unwrap_or_default().to_owned();
         for piece in pieces {
             let digits = piece.find(|char: char| !char.is_ascii_digit()).unwrap_or(piece.len());
@@ -220,6 +224,12 @@ mod tests {
         assert_eq!(literal(Value::TextsOrNull(vec![None, Some("NULL")])), r#" E'{NULL,"NULL"}'::t"#);
         assert_eq!(literal(Value::Number(-1)), "(-1)::t");
         assert_eq!(literal(Value::Text(None)), "null::t");
+    }
+
+    #[test]
+    fn a_place_in_a_comment_is_none() {
+        let statement = Statement::new("-- $1 is\nSELECT -- $1\n$1", vec![Value::Text(Some("a\nb -- c"))]);
+        assert_eq!(statement.to_text(), "\nSELECT \n E'a\nb -- c'");
     }
 
     #[test]

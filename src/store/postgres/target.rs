@@ -19,12 +19,7 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn parse(text: &str) -> Result<Self, StoreError> {
-        let mut url = Url::parse(text).map_err(|error| {
-            refused(format!(
-                "{error}; write it as postgres://user:password@host:port/database, special characters in the \
-                 password percent-encoded"
-            ))
-        })?;
+        let mut url = Url::parse(text).map_err(unreadable)?;
         check_shape(&url)?;
         let pooled = take_pgbouncer(&mut url)?;
         let options = PgConnectOptions::from_url(&url).map_err(|error| refused(error.to_string()))?;
@@ -109,6 +104,18 @@ fn server_millis(duration: Duration) -> String {
     duration.as_millis().clamp(1, i32::MAX as u128).to_string()
 }
 
+fn unreadable(error: url::ParseError) -> StoreError {
+    refused(match error {
+        url::ParseError::EmptyHost => {
+            format!("{error}; for a Unix socket write postgres:///database?host=/run/postgresql&user=name")
+        }
+        _ => format!(
+            "{error}; write it as postgres://user:password@host:port/database, special characters in the \
+             password percent-encoded"
+        ),
+    })
+}
+
 fn refused(detail: String) -> StoreError {
     StoreError::Url { detail }
 }
@@ -130,7 +137,7 @@ mod tests {
         for (url, location) in [
             ("postgres://me:s3cret@db.example:6000/app", "db.example:6000/app"),
             ("postgresql://me:s3cret@db.example/app?sslmode=disable", "db.example:5432/app"),
-            ("postgres://me:s3cret@/app?host=/run/pg&port=6000", "/run/pg/.s.PGSQL.6000/app"),
+            ("postgres:///app?host=/run/pg&port=6000&user=me&password=s3cret", "/run/pg/.s.PGSQL.6000/app"),
             ("postgres://me:s3cret@%2Frun%2Fpg/app", "/run/pg/.s.PGSQL.5432/app"),
             ("postgres://db/?user=me&password=s3cret&dbname=app", "db:5432/app"),
         ] {
@@ -146,6 +153,7 @@ mod tests {
             ("mysql://me:s3cret@db/app", "use postgres://"),
             ("s3cret", "postgres://user:password@host:port/database"),
             ("postgres://me:s3cret/x@db/app", "percent-encoded"),
+            ("postgres://me:s3cret@/app?host=/run/pg", "postgres:///database?host="),
             ("postgres://me:12/s3cret@db/app", "%2F"),
             ("postgres://me:12?s3cret@db/app", "%3F"),
             ("postgres://me:12#s3cret@db/app", "%23"),
