@@ -1,14 +1,18 @@
-//! What the tests share: a throw-away PostgreSQL, faults, separate processes and a judge of histories.
+//! What the tests share: backends, a throw-away PostgreSQL, faults, separate processes and a judge of histories.
 //!
 //! A test binary takes all of it with `mod support;`.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(unreachable_pub, reason = "a private module of each test binary, written like a library")]
 
+pub mod backend;
 pub mod background;
+pub mod client;
 pub mod history;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "postgres")]
+pub mod postgres_backend;
 pub mod process;
 pub mod process_table;
 pub mod proxy;
