@@ -1,5 +1,338 @@
-//! The SQLite store.
+//! Leases in one SQLite file: the embedded authority for the processes of one machine.
+//!
+//! Every verb is one or a few single statements. A write takes SQLite's one write lock when it begins, so it
+//! sees the latest state, and nothing changes under it. Items travel as JSON and are spread by `json_each`.
+//!
+//! The clock is `CAST(round(unixepoch('subsec') * 1000) AS INTEGER)`: integer milliseconds since 1970. SQLite
+//! reads it at most once while a statement works towards its next row, and for a write only after it has got
+//! the write lock; all rows of a write are written before its first row is returned.
 
-/// Leases in SQLite.
+use std::{path::Path, time::Duration};
+
+use futures::future::BoxFuture;
+use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
+
+use self::{
+    failure::Failure,
+    file::{Access, DatabaseFile, Identity},
+};
+use super::{
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, MAX_BATCH, Migrated, Page, Release,
+    ReleaseOutcome, Renew, RenewOutcome, StoreError,
+};
+use crate::session::{Holder, SessionKey};
+
+mod acquire;
+mod failure;
+mod file;
+mod read;
+mod remove;
+mod renew;
+mod row;
+mod schema;
+
+/// Leases in a SQLite file, for the processes of one machine.
+///
+/// The URL is `sqlite://PATH`, `sqlite:PATH` or `sqlite:///ABSOLUTE/PATH`; what would be special in a URL
+/// (`?`, `%`) is percent-encoded. The option `mode` says what may be created:
+///
+/// | `mode` | file | schema |
+/// |---|---|---|
+/// | `rwc` (default) | created, but not its directory | applied by the first connection |
+/// | `rw` | must be there | must be there, or be applied by [`migrate`](LeaseStore::migrate) |
+/// | `ro` | must be there | must be there; only inspect and list work |
+///
+/// The file may be the host application's own: all names begin with `tenure_`. A file of its own is better,
+/// because SQLite knows one writer at a time, and a long write transaction of the application would hold up
+/// the renewals.
+///
+/// - The file is switched to write-ahead logging. Its directory must be on a local disk: SQLite's locks do not
+///   work over network file systems.
+/// - `synchronous` is `NORMAL`: a crashed process loses nothing; a power loss may take the last commits with
+///   it, and with the same stroke every holder on the machine.
+/// - The clock is the machine's wall clock. Stepping it moves every lease, but never a fence back.
+/// - A file that is removed or replaced while it is open is noticed: the answer is
+///   [`StoreError::Unavailable`], and the next connection sees the new file.
+///
+/// ```no_run
+/// # use tenure::store::{LeaseStore, SqliteStore};
+/// let store = SqliteStore::new("sqlite:///var/lib/agent/tenure.db")?;
+/// assert_eq!(store.location(), "/var/lib/agent/tenure.db");
+/// # Ok::<(), tenure::store::StoreError>(())
+/// ```
 #[derive(Debug, Clone)]
-pub struct SqliteStore;
+pub struct SqliteStore {
+    file: DatabaseFile,
+}
+
+impl SqliteStore {
+    /// Checks the URL. Touches no file.
+    ///
+    /// # Errors
+    /// [`StoreError::Url`] when the URL does not name a SQLite file.
+    pub fn new(url: &str) -> Result<Self, StoreError> {
+        DatabaseFile::from_url(url).map(|file| Self { file })
+    }
+
+    /// The file, as an absolute path.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+impl LeaseStore for SqliteStore {
+    fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        let file = self.file.clone();
+        Box::pin(async move {
+            match Connection::open(file.clone(), bounds).await {
+                Ok(connection) => Ok(Box::new(connection) as Box<dyn LeaseConnection>),
+                Err(failure) => Err(failure.in_file(&file)),
+            }
+        })
+    }
+
+    fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        let file = self.file.clone();
+        Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
+    }
+
+    fn location(&self) -> &str {
+        self.file.location()
+    }
+}
+
+/// How long a migration waits for the write lock at a time.
+const MIGRATION_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+async fn migrate(file: &DatabaseFile) -> Result<Migrated, Failure> {
+    let mut sqlite = options(file, MIGRATION_LOCK_TIMEOUT).connect().await?;
+    let migrated = schema::ensure(&mut sqlite).await?;
+    sqlite.close().await?;
+    Ok(migrated)
+}
+
+fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConnectOptions {
+    // sqlx panics on more milliseconds than fit an i32.
+    const LONGEST: Duration = Duration::from_secs(24 * 3600);
+    SqliteConnectOptions::new()
+        .filename(file.path())
+        .read_only(file.access() == Access::ReadOnly)
+        .create_if_missing(file.access() == Access::Create)
+        .busy_timeout(lock_timeout.min(LONGEST))
+        // A statement commits when its last row has been taken over. With room for all rows of a batch, the
+        // write lock never waits for the task that reads them.
+        .row_buffer_size(2 * MAX_BATCH)
+        .disable_statement_logging()
+}
+
+struct Connection {
+    sqlite: SqliteConnection,
+    file: DatabaseFile,
+    opened: Option<Identity>,
+}
+
+impl Connection {
+    async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Self, Failure> {
+        let mut sqlite = options(&file, bounds.lock).connect().await?;
+        if file.access() == Access::Create {
+            schema::ensure(&mut sqlite).await?;
+        }
+        schema::check(&mut sqlite).await?;
+        if file.access() != Access::ReadOnly {
+            accept_writes(&mut sqlite).await?;
+        }
+        if schema::uses_wal(&mut sqlite).await? {
+            sqlx::query("PRAGMA synchronous = NORMAL").execute(&mut sqlite).await?;
+        } else {
+            tracing::warn!(database = %file, "the file does not use write-ahead logging: commits are slower");
+        }
+        let opened = file.identity().map_err(sqlx::Error::Io)?;
+        Ok(Self { sqlite, file, opened })
+    }
+
+    /// Turns a failure into the contract's words, and distrusts an answer that came from a file which no longer
+    /// stands at the path: another process may meanwhile grant the same session in the new one (invariant I1).
+    fn answer<T>(&self, answer: Result<T, Failure>) -> Result<T, StoreError> {
+        let answer = answer.map_err(|failure| failure.in_file(&self.file))?;
+        match self.file.identity() {
+            Ok(found) if found == self.opened => Ok(answer),
+            _ => Err(StoreError::Unavailable {
+                location: self.file.location().to_owned(),
+                detail: "the file was removed or replaced while it was open; connect again".to_owned(),
+            }),
+        }
+    }
+}
+
+/// SQLite opens a write-protected file silently for reading. A write that matches no row tells.
+async fn accept_writes(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
+    let written = sqlx::query("DELETE FROM tenure_session_lease WHERE false").execute(sqlite).await;
+    match written.map_err(Failure::from) {
+        Err(failure) if !failure.is_busy() => Err(failure),
+        // Somebody else is writing: so the file can be written.
+        _ => Ok(()),
+    }
+}
+
+// Writes are read to their end with `fetch_all` or `execute`. sqlx's `fetch_one` and `fetch_optional` reset the
+// statement after its first row and ignore the result, so that a failed commit would look like a success.
+impl LeaseConnection for Connection {
+    fn acquire<'a>(
+        &'a mut self,
+        items: &'a [Acquire],
+    ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
+        Box::pin(async move {
+            let outcomes = acquire::acquire(&mut self.sqlite, items).await;
+            self.answer(outcomes)
+        })
+    }
+
+    fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
+        Box::pin(async move {
+            let outcomes = renew::renew(&mut self.sqlite, items).await;
+            self.answer(outcomes)
+        })
+    }
+
+    fn release<'a>(
+        &'a mut self,
+        items: &'a [Release],
+    ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
+        Box::pin(async move {
+            let outcomes = remove::release(&mut self.sqlite, items).await;
+            self.answer(outcomes)
+        })
+    }
+
+    fn inspect<'a>(
+        &'a mut self,
+        keys: &'a [SessionKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
+        Box::pin(async move {
+            let holders = read::inspect(&mut self.sqlite, keys).await;
+            self.answer(holders)
+        })
+    }
+
+    fn list<'a>(
+        &'a mut self,
+        page: &'a Page,
+    ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
+        Box::pin(async move {
+            let holders = read::list(&mut self.sqlite, page).await;
+            self.answer(holders)
+        })
+    }
+
+    fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            let deleted = remove::sweep(&mut self.sqlite, limit).await;
+            self.answer(deleted)
+        })
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            // The answers are in already; a goodbye that fails changes none of them.
+            let _ = self.sqlite.close().await;
+        })
+    }
+}
+
+/// The items of one call, as `json_each` spreads them.
+fn batch(items: impl Iterator<Item = serde_json::Value>) -> String {
+    serde_json::Value::Array(items.collect()).to_string()
+}
+
+/// Whole milliseconds, bounded far above the longest ttl so that the sum with a clock never overflows.
+fn millis(duration: Duration) -> u32 {
+    duration.as_millis().try_into().unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        session::{Label, NodeId, Phase, RunId},
+        store::SWEEP_AFTER,
+    };
+
+    const BOUNDS: Bounds = Bounds { statement: Duration::from_secs(5), lock: Duration::from_secs(5) };
+
+    async fn new_file() -> (tempfile::TempDir, Connection) {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("t.db").display());
+        let connection = Connection::open(DatabaseFile::from_url(&url).unwrap(), BOUNDS).await.unwrap();
+        (dir, connection)
+    }
+
+    fn acquires(count: usize) -> Vec<Acquire> {
+        let item = |n| Acquire {
+            key: SessionKey::new("acct", format!("chat-{n}")).unwrap(),
+            run_id: RunId::random(),
+            node: NodeId::random(),
+            label: Label::new("x".repeat(255)).unwrap(),
+            phase: Phase::default(),
+            ttl: Duration::from_secs(30),
+        };
+        (0..count).map(item).collect()
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_grants_nothing_and_names_the_remedy() {
+        let (_dir, mut connection) = new_file().await;
+        sqlx::raw_sql("PRAGMA max_page_count = 10").execute(&mut connection.sqlite).await.unwrap();
+        let items = acquires(MAX_BATCH);
+        let full = connection.acquire(&items).await.unwrap_err();
+        assert!(full.is_uncertain() && full.to_string().contains("free some disk space"), "{full}");
+
+        sqlx::raw_sql("PRAGMA max_page_count = 10000").execute(&mut connection.sqlite).await.unwrap();
+        let keys: Vec<_> = items.iter().map(|item| item.key.clone()).collect();
+        assert!(connection.inspect(&keys).await.unwrap().iter().all(Option::is_none));
+        let outcomes = connection.acquire(&items).await.unwrap();
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, AcquireOutcome::Granted(_))));
+    }
+
+    #[tokio::test]
+    async fn a_sweep_is_bounded_and_spares_what_expired_within_the_hour() {
+        let (_dir, mut connection) = new_file().await;
+        connection.acquire(&acquires(10)).await.unwrap();
+        let expired_for = |seconds: u64| {
+            let sql =
+                format!("UPDATE tenure_session_lease SET expires_at = (unixepoch() - {seconds}) * 1000");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(sql))
+        };
+        expired_for(SWEEP_AFTER.as_secs() - 60).execute(&mut connection.sqlite).await.unwrap();
+        assert_eq!(connection.sweep(100).await.unwrap(), 0);
+        expired_for(SWEEP_AFTER.as_secs() + 1).execute(&mut connection.sqlite).await.unwrap();
+        let mut swept = Vec::new();
+        for _ in 0..4 {
+            swept.push(connection.sweep(4).await.unwrap());
+        }
+        assert_eq!(swept, [4, 4, 2, 0]);
+    }
+
+    #[tokio::test]
+    async fn no_batch_scans_the_table() {
+        let (_dir, mut connection) = new_file().await;
+        for verb in [
+            acquire::REFUSE,
+            acquire::GRANT,
+            renew::EXTEND,
+            renew::EXPLAIN,
+            remove::RELEASE,
+            remove::SWEEP,
+            read::INSPECT,
+        ] {
+            let plan: Vec<(i64, i64, i64, String)> =
+                sqlx::query_as(sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {verb}")))
+                    .bind("[]")
+                    .fetch_all(&mut connection.sqlite)
+                    .await
+                    .unwrap();
+            let scans =
+                |step: &str| step.starts_with("SCAN lease") || step.starts_with("SCAN tenure_session");
+            assert!(!plan.iter().any(|(.., step)| scans(step)), "{verb}: {plan:?}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Acquire: a read that refuses, then one write that grants.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
+
+use super::{batch, failure::Failure, millis, row};
+use crate::store::{Acquire, AcquireOutcome, Grant};
+
+pub(super) const REFUSE: &str = include_str!("refuse.sql");
+pub(super) const GRANT: &str = include_str!("grant.sql");
+
+/// How often to look for the holder after a lost race. A racer that wins and releases at once leaves nobody to
+/// name; after that the caller decides.
+const ATTEMPTS: usize = 2;
+
+pub(super) async fn acquire(
+    sqlite: &mut SqliteConnection,
+    items: &[Acquire],
+) -> Result<Vec<AcquireOutcome>, Failure> {
+    let mut outcomes = vec![AcquireOutcome::Locked; items.len()];
+    let mut open: Vec<usize> = (0..items.len()).collect();
+    refuse(sqlite, items, &mut open, &mut outcomes).await?;
+    for _ in 0..ATTEMPTS {
+        if open.is_empty() {
+            break;
+        }
+        match attempt(sqlite, items, &mut open, &mut outcomes).await {
+            Err(failure) if !outcomes.iter().any(is_granted) => return Err(failure),
+            // What is granted is granted; of the open items certainly nothing was acquired.
+            Err(failure) if failure.is_busy() => break,
+            Err(failure) => return Err(failure.after_a_write()),
+            Ok(()) => {}
+        }
+    }
+    Ok(outcomes)
+}
+
+async fn attempt(
+    sqlite: &mut SqliteConnection,
+    items: &[Acquire],
+    open: &mut Vec<usize>,
+    outcomes: &mut [AcquireOutcome],
+) -> Result<(), Failure> {
+    grant(sqlite, items, open, outcomes).await?;
+    refuse(sqlite, items, open, outcomes).await
+}
+
+fn is_granted(outcome: &AcquireOutcome) -> bool {
+    matches!(outcome, AcquireOutcome::Granted(_))
+}
+
+/// Answers those of the open items that a live lease of another run holds. Reads only: in write-ahead mode it
+/// neither waits for a writer nor makes one wait.
+async fn refuse(
+    sqlite: &mut SqliteConnection,
+    items: &[Acquire],
+    open: &mut Vec<usize>,
+    outcomes: &mut [AcquireOutcome],
+) -> Result<(), Failure> {
+    if open.is_empty() {
+        return Ok(());
+    }
+    let refused = sqlx::query(REFUSE)
+        .bind(batch(open.iter().map(|&index| {
+            let Acquire { key, run_id, .. } = &items[index];
+            json!({ "account": key.account(), "session": key.session(), "run": run_id.as_uuid().to_string() })
+        })))
+        .fetch_all(sqlite)
+        .await?;
+    for found in &refused {
+        let index = open[found.try_get::<u32, _>("item")? as usize];
+        outcomes[index] = AcquireOutcome::Busy(Box::new(row::holder(found)?));
+    }
+    open.retain(|&index| outcomes[index] == AcquireOutcome::Locked);
+    Ok(())
+}
+
+/// Grants those of the open items that are free: the conflict rule alone decides who owns a session.
+async fn grant(
+    sqlite: &mut SqliteConnection,
+    items: &[Acquire],
+    open: &mut Vec<usize>,
+    outcomes: &mut [AcquireOutcome],
+) -> Result<(), Failure> {
+    let granted = sqlx::query(GRANT)
+        .bind(batch(open.iter().map(|&index| item(&items[index]))))
+        .fetch_all(sqlite)
+        .await?;
+    let asked: HashMap<_, _> =
+        open.iter().map(|&index| ((items[index].key.account(), items[index].key.session()), index)).collect();
+    for written in &granted {
+        let key = (written.try_get("account_id")?, written.try_get("session_id")?);
+        let Some(&index) = asked.get(&key) else { continue };
+        outcomes[index] = AcquireOutcome::Granted(granted_row(written)?);
+    }
+    open.retain(|&index| outcomes[index] == AcquireOutcome::Locked);
+    Ok(())
+}
+
+fn item(acquire: &Acquire) -> Value {
+    json!({
+        "account": acquire.key.account(),
+        "session": acquire.key.session(),
+        "run": acquire.run_id.as_uuid().to_string(),
+        "node": acquire.node.as_uuid().to_string(),
+        "holder": acquire.label.as_str(),
+        "phase": acquire.phase.as_str(),
+        "ttl": millis(acquire.ttl),
+    })
+}
+
+fn granted_row(written: &SqliteRow) -> Result<Grant, Failure> {
+    Ok(Grant {
+        fence: written.try_get::<i64, _>("fence")?.into(),
+        remaining: row::remaining(written)?,
+        acquired_at_micros: row::micros(written, "acquired_at")?,
+        expires_at_micros: row::micros(written, "expires_at")?,
+        stop: row::stop(written)?,
+    })
+}

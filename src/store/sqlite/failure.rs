@@ -1,0 +1,128 @@
+//! What SQLite said, in the words of the contract.
+
+use super::file::{DatabaseFile, unusable};
+use crate::store::StoreError;
+
+/// Why a statement gave no usable answer, before it is known in which file.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Sql(sqlx::Error),
+    /// A row holds what no release of tenure writes.
+    Unreadable(String),
+    /// A later statement of the same call failed, after an earlier one had written.
+    AfterAWrite(Box<Failure>),
+    SchemaMissing(String),
+    SchemaTooNew {
+        found: u32,
+        compatible_from: u32,
+        known: u32,
+    },
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl Failure {
+    /// Another connection held a lock for longer than this one was willing to wait.
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self, Self::Sql(error) if matches!(primary_code(error), Some(code::BUSY | code::LOCKED)))
+    }
+
+    /// "Certainly nothing happened" would no longer be true (invariant I9).
+    pub(super) fn after_a_write(self) -> Self {
+        Self::AfterAWrite(Box::new(self))
+    }
+
+    pub(super) fn is_missing_table(&self) -> bool {
+        matches!(self, Self::Sql(sqlx::Error::Database(error)) if error.message().starts_with("no such table"))
+    }
+
+    pub(super) fn in_file(self, file: &DatabaseFile) -> StoreError {
+        let location = file.location().to_owned();
+        match self {
+            Self::Sql(error) => sql(&error, file),
+            Self::Unreadable(detail) => StoreError::Unavailable { location, detail },
+            Self::AfterAWrite(failure) => {
+                StoreError::Unavailable { location, detail: failure.in_file(file).to_string() }
+            }
+            Self::SchemaMissing(detail) => StoreError::SchemaMissing { location, detail },
+            Self::SchemaTooNew { found, compatible_from, known } => {
+                StoreError::SchemaTooNew { location, found, compatible_from, known }
+            }
+        }
+    }
+}
+
+/// Primary result codes of SQLite (<https://www.sqlite.org/rescode.html>): the low byte of what it returns.
+mod code {
+    pub(super) const ERROR: i32 = 1;
+    pub(super) const PERM: i32 = 3;
+    pub(super) const BUSY: i32 = 5;
+    pub(super) const LOCKED: i32 = 6;
+    pub(super) const READONLY: i32 = 8;
+    pub(super) const IOERR: i32 = 10;
+    pub(super) const CORRUPT: i32 = 11;
+    pub(super) const FULL: i32 = 13;
+    pub(super) const CANTOPEN: i32 = 14;
+    pub(super) const SCHEMA: i32 = 17;
+    pub(super) const TOOBIG: i32 = 18;
+    pub(super) const CONSTRAINT: i32 = 19;
+    pub(super) const MISMATCH: i32 = 20;
+    pub(super) const AUTH: i32 = 23;
+    pub(super) const RANGE: i32 = 25;
+    pub(super) const NOTADB: i32 = 26;
+    /// Extended: the file was moved or deleted under the connection. Opening again helps.
+    pub(super) const READONLY_DBMOVED: i32 = 1032;
+}
+
+fn result_code(error: &sqlx::Error) -> Option<i32> {
+    error.as_database_error()?.code()?.parse().ok()
+}
+
+fn primary_code(error: &sqlx::Error) -> Option<i32> {
+    result_code(error).map(|code| code & 0xff)
+}
+
+fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
+    let location = file.location().to_owned();
+    let message = match error.as_database_error() {
+        Some(error) => error.message().to_owned(),
+        None => error.to_string(),
+    };
+    if result_code(error) == Some(code::READONLY_DBMOVED) {
+        return StoreError::Unavailable { location, detail: message };
+    }
+    match primary_code(error) {
+        Some(code::BUSY | code::LOCKED | code::SCHEMA) => {
+            StoreError::RolledBack { location, detail: format!("{message}; another connection is writing") }
+        }
+        Some(code::READONLY | code::PERM | code::AUTH) => StoreError::PermissionDenied {
+            location,
+            detail: format!(
+                "{message}; open it without mode=ro, and let this user write the file and its directory"
+            ),
+        },
+        Some(code::CANTOPEN) => file.cannot_open(),
+        Some(code::NOTADB | code::CORRUPT) => unusable(format!(
+            "{location} is not a SQLite database, or a damaged one ({message}); name another file, or restore it"
+        )),
+        Some(code::FULL) => {
+            StoreError::Unavailable { location, detail: format!("{message}; free some disk space") }
+        }
+        Some(code::ERROR) if message.starts_with("no such") => {
+            StoreError::SchemaMissing { location, detail: message }
+        }
+        Some(code::ERROR | code::CONSTRAINT | code::TOOBIG | code::MISMATCH | code::RANGE) => {
+            StoreError::Rejected { location, detail: message }
+        }
+        Some(code::IOERR) => StoreError::Unavailable {
+            location,
+            detail: format!("{message}; check the free space and the health of the disk"),
+        },
+        // Locking protocol, memory, a crashed worker: it may have happened or not.
+        _ => StoreError::Unavailable { location, detail: message },
+    }
+}

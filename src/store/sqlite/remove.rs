@@ -1,0 +1,51 @@
+//! Release and sweep: what takes rows away.
+
+use std::collections::HashSet;
+
+use serde_json::{Value, json};
+use sqlx::{Row as _, SqliteConnection};
+
+use super::{batch, failure::Failure};
+use crate::store::{Release, ReleaseOutcome, SWEEP_AFTER};
+
+pub(super) const RELEASE: &str = include_str!("release.sql");
+const CANDIDATES: &str = include_str!("sweep_candidates.sql");
+pub(super) const SWEEP: &str = include_str!("sweep.sql");
+
+pub(super) async fn release(
+    sqlite: &mut SqliteConnection,
+    items: &[Release],
+) -> Result<Vec<ReleaseOutcome>, Failure> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let deleted = sqlx::query(RELEASE).bind(batch(items.iter().map(item))).fetch_all(sqlite).await?;
+    let deleted = deleted
+        .iter()
+        .map(|row| Ok((row.try_get("account_id")?, row.try_get("session_id")?)))
+        .collect::<Result<HashSet<(&str, &str)>, Failure>>()?;
+    Ok(items
+        .iter()
+        .map(|Release { key, .. }| match deleted.contains(&(key.account(), key.session())) {
+            true => ReleaseOutcome::Released,
+            false => ReleaseOutcome::NotFound,
+        })
+        .collect())
+}
+
+pub(super) async fn sweep(sqlite: &mut SqliteConnection, limit: u32) -> Result<u64, Failure> {
+    let sweep_after = SWEEP_AFTER.as_millis() as i64;
+    let candidates: Vec<(String, String)> =
+        sqlx::query_as(CANDIDATES).bind(sweep_after).bind(limit).fetch_all(&mut *sqlite).await?;
+    if candidates.is_empty() {
+        return Ok(0);
+    }
+    let candidates =
+        candidates.iter().map(|(account, session)| json!({ "account": account, "session": session }));
+    let deleted = sqlx::query(SWEEP).bind(sweep_after).bind(batch(candidates)).execute(sqlite).await?;
+    Ok(deleted.rows_affected())
+}
+
+fn item(Release { key, run_id }: &Release) -> Value {
+    json!({ "account": key.account(), "session": key.session(), "run": run_id.as_uuid().to_string() })
+}

@@ -1,0 +1,94 @@
+//! Renew: one write for all runs that may go on, then a read that names why the others may not.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
+
+use super::{batch, failure::Failure, millis, row};
+use crate::store::{Renew, RenewOutcome, Renewed};
+
+pub(super) const EXTEND: &str = include_str!("renew.sql");
+pub(super) const EXPLAIN: &str = include_str!("explain.sql");
+
+pub(super) async fn renew(
+    sqlite: &mut SqliteConnection,
+    items: &[Renew],
+) -> Result<Vec<RenewOutcome>, Failure> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut outcomes = vec![RenewOutcome::Gone; items.len()];
+    let mut open: Vec<usize> = (0..items.len()).collect();
+    extend(sqlite, items, &mut open, &mut outcomes).await?;
+    match explain(sqlite, items, &open, &mut outcomes).await {
+        Err(failure) if open.len() < items.len() => Err(failure.after_a_write()),
+        explained => explained.map(|()| outcomes),
+    }
+}
+
+async fn extend(
+    sqlite: &mut SqliteConnection,
+    items: &[Renew],
+    open: &mut Vec<usize>,
+    outcomes: &mut [RenewOutcome],
+) -> Result<(), Failure> {
+    let extended = sqlx::query(EXTEND).bind(batch(items.iter().map(item))).fetch_all(sqlite).await?;
+    let asked: HashMap<_, _> = items
+        .iter()
+        .enumerate()
+        .map(|(index, item)| ((item.key.account(), item.key.session()), index))
+        .collect();
+    for written in &extended {
+        let key = (written.try_get("account_id")?, written.try_get("session_id")?);
+        let Some(&index) = asked.get(&key) else { continue };
+        outcomes[index] = RenewOutcome::Renewed(renewed(written)?);
+    }
+    open.retain(|&index| !matches!(outcomes[index], RenewOutcome::Renewed(_)));
+    Ok(())
+}
+
+async fn explain(
+    sqlite: &mut SqliteConnection,
+    items: &[Renew],
+    open: &[usize],
+    outcomes: &mut [RenewOutcome],
+) -> Result<(), Failure> {
+    if open.is_empty() {
+        return Ok(());
+    }
+    let found = sqlx::query(EXPLAIN)
+        .bind(batch(open.iter().map(|&index| item(&items[index]))))
+        .fetch_all(sqlite)
+        .await?;
+    for found in &found {
+        let index = open[found.try_get::<u32, _>("item")? as usize];
+        outcomes[index] = match (found.try_get("own")?, found.try_get("renewable")?) {
+            (false, _) => RenewOutcome::Superseded,
+            (true, false) => RenewOutcome::Expired,
+            // The run's own acquire arrived between the two statements, or the clock was stepped back.
+            (true, true) => RenewOutcome::Locked,
+        };
+    }
+    Ok(())
+}
+
+fn item(renew: &Renew) -> Value {
+    json!({
+        "account": renew.key.account(),
+        "session": renew.key.session(),
+        "run": renew.run_id.as_uuid().to_string(),
+        "ttl": millis(renew.ttl),
+        "margin": millis(renew.safety_margin),
+        "stage": renew.stage.as_str(),
+        "phase": renew.phase.as_ref().map(|phase| phase.as_str()),
+    })
+}
+
+fn renewed(written: &SqliteRow) -> Result<Renewed, Failure> {
+    Ok(Renewed {
+        remaining: row::remaining(written)?,
+        clock_micros: row::micros(written, "clock")?,
+        stop: row::stop(written)?,
+    })
+}

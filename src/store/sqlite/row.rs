@@ -1,0 +1,62 @@
+//! From the columns of a row to the words of the protocol.
+
+use std::{
+    fmt::Display,
+    str::FromStr,
+    time::{Duration, SystemTime},
+};
+
+use sqlx::{Row as _, sqlite::SqliteRow};
+
+use super::failure::Failure;
+use crate::session::{Holder, Label, Phase, StopRequest};
+
+pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
+    Ok(Holder {
+        run_id: parsed(row, "run_id")?,
+        node: parsed(row, "node")?,
+        label: Label::new(row.try_get::<&str, _>("holder")?).map_err(|error| unreadable("holder", error))?,
+        fence: row.try_get::<i64, _>("fence")?.into(),
+        stage: parsed(row, "stage")?,
+        phase: Phase::new(row.try_get::<&str, _>("phase")?).map_err(|error| unreadable("phase", error))?,
+        since: instant(row, "acquired_at")?,
+        expires_at: instant(row, "expires_at")?,
+        expires_in: remaining(row)?,
+        stop: stop(row)?,
+    })
+}
+
+pub(super) fn stop(row: &SqliteRow) -> Result<Option<StopRequest>, Failure> {
+    if row.try_get::<Option<i64>, _>("stop_requested_at")?.is_none() {
+        return Ok(None);
+    }
+    let at = instant(row, "stop_requested_at")?;
+    Ok(Some(StopRequest::new(at, row.try_get("stop_by")?, row.try_get("stop_reason")?)))
+}
+
+/// The time left by the clock of the statement; zero once expired.
+pub(super) fn remaining(row: &SqliteRow) -> Result<Duration, Failure> {
+    let millis = row.try_get::<i64, _>("remaining")?;
+    Ok(Duration::from_millis(millis.try_into().unwrap_or(0)))
+}
+
+pub(super) fn micros(row: &SqliteRow, column: &'static str) -> Result<i64, Failure> {
+    let millis = row.try_get::<i64, _>(column)?;
+    millis.checked_mul(1000).ok_or_else(|| unreadable(column, "it is too far in the future"))
+}
+
+fn instant(row: &SqliteRow, column: &'static str) -> Result<SystemTime, Failure> {
+    let millis = row.try_get::<i64, _>(column)?;
+    u64::try_from(millis)
+        .ok()
+        .and_then(|millis| SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis)))
+        .ok_or_else(|| unreadable(column, format!("{millis} ms is not an instant")))
+}
+
+fn parsed<T: FromStr<Err: Display>>(row: &SqliteRow, column: &'static str) -> Result<T, Failure> {
+    row.try_get::<&str, _>(column)?.parse().map_err(|error| unreadable(column, error))
+}
+
+pub(super) fn unreadable(column: &str, error: impl Display) -> Failure {
+    Failure::Unreadable(format!("the column {column} of a lease holds what tenure does not write: {error}"))
+}
