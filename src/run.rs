@@ -71,12 +71,12 @@ impl Run {
         self.shared.trusted_for()
     }
 
-    /// Waits until the run ends, and says why.
+    /// Waits until the run ends, and says why. The future borrows nothing and does not keep the run.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn cancelled(&self) -> EndReason {
-        self.shared.cancelled().await
+    pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static {
+        self.shared.clone().cancelled()
     }
 
     /// Runs work under this run and releases the session when the work has ended.
@@ -213,8 +213,8 @@ impl RunContext {
     }
 
     /// See [`Run::cancelled`].
-    pub async fn cancelled(&self) -> EndReason {
-        self.shared.cancelled().await
+    pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static {
+        self.shared.clone().cancelled()
     }
 }
 
@@ -324,7 +324,7 @@ impl Shared {
         self.released_or_given_up.cancel();
     }
 
-    async fn cancelled(&self) -> EndReason {
+    async fn cancelled(self: Arc<Self>) -> EndReason {
         self.token.cancelled().await;
         self.first_reason()
     }
