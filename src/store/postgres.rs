@@ -1,5 +1,152 @@
-//! The PostgreSQL store.
+//! The PostgreSQL store: the authority for many machines.
+//!
+//! Each verb is one autocommit statement for many items (`src/store/postgres/*.sql`), under read committed. An
+//! acquire may need a second one, for items that lost a race which the first one's snapshot could not show.
+//!
+//! Connections are plain ones, not pooled: whoever opened one decides when it is used and when it is given up. Of
+//! what a connection needs from the server, only [`Bounds`] and the isolation level are settings of the session.
+//! Behind PgBouncer in transaction mode there is no such session: the URL parameter `pgbouncer=true` does without
+//! it, and sends each statement as one message. Bound the statements with `ALTER ROLE … SET statement_timeout`
+//! then.
 
-/// Leases in PostgreSQL.
-#[derive(Debug, Clone)]
-pub struct PostgresStore;
+use std::{fmt, sync::Arc};
+
+use futures::future::BoxFuture;
+use sqlx::{ConnectOptions, PgConnection};
+
+use super::{
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release, ReleaseOutcome,
+    Renew, RenewOutcome, StoreError,
+};
+use crate::session::{Holder, SessionKey};
+use statement::{Session, Statement, Value};
+use target::Target;
+
+mod acquire;
+mod fault;
+mod row;
+mod schema;
+mod statement;
+mod target;
+mod verbs;
+
+/// Leases in PostgreSQL, in schema `tenure` of the database that a URL names.
+///
+/// The URL is `postgres://user:password@host:port/database`, or `postgres:///database?host=/run/postgresql` for a
+/// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. Besides the parameters
+/// that sqlx knows (`sslmode`, `sslrootcert`, `application_name`, `options`, …) there is `pgbouncer=true`, for a
+/// PgBouncer in transaction mode.
+#[derive(Clone)]
+pub struct PostgresStore {
+    target: Arc<Target>,
+}
+
+impl PostgresStore {
+    /// Reads the URL; connects nowhere.
+    ///
+    /// # Errors
+    /// [`StoreError::Url`], which says what to change.
+    pub fn new(url: &str) -> Result<Self, StoreError> {
+        Ok(Self { target: Arc::new(Target::parse(url)?) })
+    }
+}
+
+/// Only where it is: never a password.
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PostgresStore").field(&self.target.location).finish()
+    }
+}
+
+impl LeaseStore for PostgresStore {
+    fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        let target = self.target.clone();
+        Box::pin(async move {
+            let mut session = open(&target, bounds).await?;
+            check(&mut session).await?;
+            Ok(Box::new(PostgresConnection { session }) as Box<dyn LeaseConnection>)
+        })
+    }
+
+    fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        let target = self.target.clone();
+        Box::pin(async move {
+            let mut session = open(&target, schema::BOUNDS).await?;
+            let migrated = schema::migrate(&mut session).await?;
+            session.close().await;
+            Ok(migrated)
+        })
+    }
+
+    fn location(&self) -> &str {
+        &self.target.location
+    }
+}
+
+/// The connection behind [`LeaseConnection`].
+struct PostgresConnection {
+    session: Session,
+}
+
+impl LeaseConnection for PostgresConnection {
+    fn acquire<'a>(
+        &'a mut self,
+        items: &'a [Acquire],
+    ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
+        Box::pin(acquire::acquire(&mut self.session, items))
+    }
+
+    fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
+        Box::pin(verbs::renew(&mut self.session, items))
+    }
+
+    fn release<'a>(
+        &'a mut self,
+        items: &'a [Release],
+    ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
+        Box::pin(verbs::release(&mut self.session, items))
+    }
+
+    fn inspect<'a>(
+        &'a mut self,
+        keys: &'a [SessionKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
+        Box::pin(async move { verbs::inspect(&mut self.session, &keys.iter().collect::<Vec<_>>()).await })
+    }
+
+    fn list<'a>(
+        &'a mut self,
+        page: &'a Page,
+    ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
+        Box::pin(verbs::list(&mut self.session, page))
+    }
+
+    fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(verbs::sweep(&mut self.session, limit))
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(self.session.close())
+    }
+}
+
+async fn open(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
+    let connection: PgConnection =
+        target.options(bounds).connect().await.map_err(|error| fault::on_connect(error, target))?;
+    Ok(Session::new(connection, target))
+}
+
+/// One round trip: whether the server takes writes, and whether its schema fits.
+async fn check(session: &mut Session) -> Result<(), StoreError> {
+    let keeps_settings = !session.is_pooled();
+    let probe = Statement::new(include_str!("postgres/probe.sql"), vec![Value::Flag(keeps_settings)]);
+    let row = session.fetch_one(&probe).await?;
+    if session.read(&row, "read_only")? {
+        return Err(session.unavailable("it is read-only: a standby, or a primary that was demoted"));
+    }
+    let newest = match session.read::<Option<i32>>(&row, "version")? {
+        Some(version) => Some((version, session.read(&row, "compatible_from")?)),
+        None => None,
+    };
+    schema::check(newest, session.location())
+}

@@ -1,0 +1,127 @@
+-- Applied by `tenure migrate`, which has made the schema `tenure` and the table `tenure.migration` before, and
+-- runs this in one transaction under an advisory lock.
+
+CREATE TABLE tenure.session_lease (
+    account_id text COLLATE "C" NOT NULL CHECK (octet_length(account_id) BETWEEN 1 AND 255),
+    session_id text COLLATE "C" NOT NULL CHECK (octet_length(session_id) BETWEEN 1 AND 255),
+    run_id uuid NOT NULL,
+    fence bigint NOT NULL CHECK (fence > 0),
+    node uuid NOT NULL,
+    holder text NOT NULL CHECK (octet_length(holder) BETWEEN 1 AND 255),
+    stage text NOT NULL DEFAULT 'running' CHECK (stage IN ('running', 'stopping', 'stuck')),
+    phase text NOT NULL DEFAULT '' CHECK (octet_length(phase) <= 64),
+    acquired_at timestamptz NOT NULL CHECK (isfinite(acquired_at)),
+    expires_at timestamptz NOT NULL CHECK (isfinite(expires_at)),
+    stop_requested_at timestamptz CHECK (isfinite(stop_requested_at)),
+    stop_by text,
+    stop_reason text,
+    PRIMARY KEY (account_id, session_id)
+)
+-- A little more than half of each page stays free: when a batch renews all rows of a page, each finds room for its
+-- next version (and a line pointer) there, and no index is touched (HOT). For the same reason there is no index on
+-- expires_at, nor any other.
+WITH (
+    fillfactor = 45,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 500,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 500
+);
+
+COMMENT ON TABLE tenure.session_lease IS
+    'One row per session that a run holds or held last. No row: idle. expires_at not after clock_timestamp(): '
+    'expired, it grants nothing and the next acquire takes it over. Every statement that changes run_id must name '
+    'a key column in its SET list, so that it waits for (or skips) a row pinned with FOR KEY SHARE.';
+COMMENT ON COLUMN tenure.session_lease.account_id IS
+    'First half of the session''s key: 1 to 255 bytes, compared byte for byte.';
+COMMENT ON COLUMN tenure.session_lease.session_id IS
+    'Second half of the session''s key: 1 to 255 bytes, compared byte for byte.';
+COMMENT ON COLUMN tenure.session_lease.run_id IS
+    'The run that holds the lease: random per attempt, an identity and never an order. Changes only when the row '
+    'has expired.';
+COMMENT ON COLUMN tenure.session_lease.fence IS
+    'Fencing token: strictly greater than that of every earlier run of this session. Microseconds since 1970, or '
+    'more when the clock was stepped back. Constant while run_id is.';
+COMMENT ON COLUMN tenure.session_lease.node IS
+    'The supervisor of the run: random per start.';
+COMMENT ON COLUMN tenure.session_lease.holder IS
+    'The holder''s name for people: 1 to 255 bytes, not an identity.';
+COMMENT ON COLUMN tenure.session_lease.stage IS
+    'How the run stands: running, stopping (told to end) or stuck (has outlived its grace).';
+COMMENT ON COLUMN tenure.session_lease.phase IS
+    'What the run says it is doing, for people: at most 64 bytes.';
+COMMENT ON COLUMN tenure.session_lease.acquired_at IS
+    'When this run first acquired the session, by this server''s clock.';
+COMMENT ON COLUMN tenure.session_lease.expires_at IS
+    'When the lease expires, by this server''s clock. Never moves back under one run_id; never moves at all once '
+    'it has passed.';
+COMMENT ON COLUMN tenure.session_lease.stop_requested_at IS
+    'When somebody first asked this run to stop, by this server''s clock; null when nobody did. Write it by key '
+    'and run_id only, or the request may hit the next run.';
+COMMENT ON COLUMN tenure.session_lease.stop_by IS
+    'Who asked, for people; null when unknown or when nobody did.';
+COMMENT ON COLUMN tenure.session_lease.stop_reason IS
+    'Why, for people; null when not given or when nobody asked.';
+
+CREATE SEQUENCE tenure.fence_floor AS bigint;
+COMMENT ON SEQUENCE tenure.fence_floor IS
+    'At least the greatest fence ever issued, in microseconds since 1970, short of a race of issuers: see '
+    'tenure.next_fence.';
+
+-- A hybrid logical clock. The clock carries it over a failover that lost commits; the row's own fence and the
+-- sequence carry it over a clock that was stepped back. The sequence outlives the deletion of the row, and being
+-- a sequence it is no hot row: nobody waits for another's commit.
+--
+-- setval has no compare-and-set: of two issuers that race, one may set the floor lower than the other, by the
+-- microseconds that lie between their readings of the clock. That matters only if the session of the greater
+-- fence is released and the clock stepped back before the next fence of any session is issued.
+CREATE FUNCTION tenure.next_fence(old bigint) RETURNS bigint
+    LANGUAGE plpgsql VOLATILE STRICT
+AS $$
+DECLARE
+    wanted bigint := greatest(
+        old + 1,
+        pg_catalog.floor(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::pg_catalog.int8
+    );
+    issued bigint := pg_catalog.nextval('tenure.fence_floor');
+BEGIN
+    IF issued < wanted THEN
+        PERFORM pg_catalog.setval('tenure.fence_floor', wanted);
+        issued := wanted;
+    END IF;
+    RETURN issued;
+END
+$$;
+COMMENT ON FUNCTION tenure.next_fence(bigint) IS
+    'A fence greater than old (zero when there is no row), than the clock in microseconds since 1970 at the time '
+    'of the call, and than any fence issued before.';
+
+-- A fresh row's fence is read just before the row is inserted. If the insertion has to wait, another run can
+-- acquire and release the whole session in between, and would have had the greater fence. Such a run needs two
+-- commits and two round trips, far more than 50 microseconds: so a row that took longer gets its fence again, now
+-- that it is in the index and nobody else can come in between, and before anybody can see it.
+--
+-- An acquire trusts its own RETURNING for a fence only within the same 50 microseconds, and reads it again
+-- otherwise (acquire.sql).
+CREATE FUNCTION tenure.fence_again() RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    UPDATE tenure.session_lease
+    SET fence = tenure.next_fence(fence)
+    WHERE account_id = NEW.account_id AND session_id = NEW.session_id AND run_id = NEW.run_id;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION tenure.fence_again() IS
+    'Trigger function: gives a row that was slow to be inserted a fence that was issued after its insertion.';
+
+CREATE TRIGGER fence_again
+    AFTER INSERT ON tenure.session_lease
+    FOR EACH ROW
+    WHEN (
+        pg_catalog.clock_timestamp() - NEW.acquired_at
+            NOT BETWEEN interval '0' AND interval '50 microseconds'
+    )
+    EXECUTE FUNCTION tenure.fence_again();

@@ -1,0 +1,111 @@
+//! What an error of the server or the driver proves.
+//!
+//! The choice between [`StoreError::Unavailable`] (it may have happened) and the others (it certainly did not) is
+//! the caller's base for what it does next (invariant I9): in doubt, it is the former.
+
+use std::error::Error as _;
+
+use sqlx::Error;
+
+use super::target::Target;
+use crate::store::StoreError;
+
+/// What it takes to use the schema.
+pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
+    GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.session_lease; GRANT USAGE, UPDATE ON SEQUENCE \
+    tenure.fence_floor";
+
+/// Serialization failure and deadlock: the same statement, sent again, may well succeed.
+pub(super) fn is_retried(error: &Error) -> bool {
+    matches!(code(error).as_deref(), Some("40001" | "40P01"))
+}
+
+pub(super) fn on_connect(error: Error, target: &Target) -> StoreError {
+    let location = target.location.to_string();
+    let detail = describe(&error);
+    match code(&error).as_deref() {
+        Some("3D000") => StoreError::Url {
+            detail: format!("{location}: {detail}; create it with CREATE DATABASE \"{}\"", target.database),
+        },
+        Some(code) if code.starts_with("28") => StoreError::PermissionDenied {
+            location,
+            detail: format!(
+                "{detail}; check the user and the password in the URL, PGPASSWORD or the password file, and \
+                 pg_hba.conf"
+            ),
+        },
+        Some("42501") => StoreError::PermissionDenied {
+            location,
+            detail: format!("{detail}; the role needs: GRANT CONNECT ON DATABASE \"{}\"", target.database),
+        },
+        Some("08P01") if detail.contains("startup parameter") => StoreError::Url {
+            detail: format!(
+                "{location} is a PgBouncer ({detail}); add pgbouncer=true to the URL's parameters"
+            ),
+        },
+        Some(_) => on_statement(error, &target.location, GRANTS),
+        None if matches!(error, Error::Configuration(_)) => StoreError::Url { detail },
+        None => StoreError::Unavailable { location, detail },
+    }
+}
+
+/// With the remedy for want of a permission.
+pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreError {
+    let location = location.to_owned();
+    let detail = describe(&error);
+    let Some(code) = code(&error) else {
+        return match error {
+            Error::Encode(_) => StoreError::Rejected { location, detail },
+            _ => StoreError::Unavailable { location, detail },
+        };
+    };
+    match (code.as_str(), code.get(..2).unwrap_or_default()) {
+        ("40001" | "40P01" | "55P03" | "40002", _) => StoreError::RolledBack { location, detail },
+        ("42P01" | "42883" | "3F000" | "42703", _) => StoreError::SchemaMissing { location, detail },
+        ("42501", _) => StoreError::PermissionDenied { location, detail: format!("{detail}; {remedy}") },
+        ("26000" | "42P05", _) => StoreError::Rejected {
+            location,
+            detail: format!("{detail}; behind PgBouncer, add pgbouncer=true to the URL's parameters"),
+        },
+        ("25006", _) => StoreError::Unavailable {
+            location,
+            detail: format!("it is read-only: a standby, or a primary that was demoted ({detail})"),
+        },
+        (_, "08" | "25" | "40" | "53" | "57" | "58" | "F0" | "XX") => {
+            StoreError::Unavailable { location, detail }
+        }
+        _ => StoreError::Rejected { location, detail },
+    }
+}
+
+/// The same error, of a call that had already changed something.
+pub(super) fn after_a_change(error: StoreError, location: &str) -> StoreError {
+    match error {
+        StoreError::Unavailable { .. } => error,
+        other => StoreError::Unavailable { location: location.to_owned(), detail: other.to_string() },
+    }
+}
+
+fn code(error: &Error) -> Option<String> {
+    Some(error.as_database_error()?.code()?.into_owned())
+}
+
+/// The server's words and its SQLSTATE, or the driver's words down to the first cause.
+fn describe(error: &Error) -> String {
+    if let Some(answer) = error.as_database_error() {
+        return match answer.code() {
+            Some(code) => format!("{} (SQLSTATE {code})", answer.message()),
+            None => answer.message().to_owned(),
+        };
+    }
+    let mut words = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_words = cause.to_string();
+        if !words.contains(&cause_words) {
+            words = format!("{words}: {cause_words}");
+        }
+        source = cause.source();
+    }
+    words
+}

@@ -1,0 +1,240 @@
+//! Sending one statement, in one of two ways.
+//!
+//! Ordinarily statements are prepared once per connection, and their values are bound. PgBouncer in transaction
+//! mode may hand each message of that exchange to another server session (sqlx ends the preparation with a Sync of
+//! its own), so there the values are written into the text as literals, and the statement is one message.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use sqlx::{
+    AssertSqlSafe, Connection, Decode, Executor as _, PgConnection, Postgres, Row, Type, postgres::PgRow,
+};
+use uuid::Uuid;
+
+use super::{fault, target::Target};
+use crate::store::StoreError;
+
+/// How often a statement is sent that the server rolls back for the sake of another.
+const ATTEMPTS: usize = 4;
+
+/// A statement and its values.
+pub(super) struct Statement<'a> {
+    /// Each `$n` in it carries a cast to the type of its value.
+    sql: &'static str,
+    values: Vec<Value<'a>>,
+    /// Planned for these very values, each time.
+    planned_anew: bool,
+}
+
+/// A value of a statement.
+#[derive(Debug)]
+pub(super) enum Value<'a> {
+    Flag(bool),
+    Number(i64),
+    Text(Option<&'a str>),
+    Numbers(Vec<i64>),
+    Texts(Vec<&'a str>),
+    TextsOrNull(Vec<Option<&'a str>>),
+    Uuids(Vec<Uuid>),
+}
+
+impl<'a> Statement<'a> {
+    pub(super) fn new(sql: &'static str, values: Vec<Value<'a>>) -> Self {
+        Self { sql, values, planned_anew: false }
+    }
+
+    /// For a statement whose best plan depends on its values.
+    pub(super) fn planned_anew(self) -> Self {
+        Self { planned_anew: true, ..self }
+    }
+
+    async fn send_bound(&self, connection: &mut PgConnection) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut query = sqlx::query(self.sql).persistent(!self.planned_anew);
+        for value in &self.values {
+            query = match value {
+                Value::Flag(flag) => query.bind(flag),
+                Value::Number(number) => query.bind(number),
+                Value::Text(text) => query.bind(text),
+                Value::Numbers(numbers) => query.bind(numbers),
+                Value::Texts(texts) => query.bind(texts),
+                Value::TextsOrNull(texts) => query.bind(texts),
+                Value::Uuids(uuids) => query.bind(uuids),
+            };
+        }
+        query.fetch_all(connection).await
+    }
+
+    async fn send_as_text(&self, connection: &mut PgConnection) -> Result<Vec<PgRow>, sqlx::Error> {
+        connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(self.to_text()))).await
+    }
+
+    /// The statement with a literal for each `$n`; a `$` that no number follows stays. Without its comments: in one
+    /// of them, a value with a line break would be read as SQL.
+    fn to_text(&self) -> String {
+        let code: Vec<_> =
+            self.sql.lines().map(|line| line.split_once("--").map_or(line, |(code, _)| code)).collect();
+        let code = code.join("\n");
+        let mut pieces = code.split('$');
+        let mut text = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            let digits = piece.find(|char: char| !char.is_ascii_digit()).unwrap_or(piece.len());
+            let (number, rest) = piece.split_at(digits);
+            match number.parse::<usize>().ok().and_then(|n| self.values.get(n.checked_sub(1)?)) {
+                Some(value) => value.write_literal(&mut text),
+                None => _ = write!(text, "${number}"),
+            }
+            text.push_str(rest);
+        }
+        text
+    }
+}
+
+impl Value<'_> {
+    fn write_literal(&self, text: &mut String) {
+        match self {
+            Self::Flag(flag) => text.push_str(if *flag { "true" } else { "false" }),
+            Self::Number(number) => _ = write!(text, "({number})"),
+            Self::Text(None) => text.push_str("null"),
+            Self::Text(Some(value)) => write_quoted(text, value),
+            Self::Numbers(numbers) => write_array(text, numbers.iter().map(|n| Some(n.to_string()))),
+            Self::Texts(texts) => write_array(text, texts.iter().map(Some)),
+            Self::TextsOrNull(texts) => write_array(text, texts.iter().copied()),
+            Self::Uuids(uuids) => write_array(text, uuids.iter().map(|uuid| Some(uuid.to_string()))),
+        }
+    }
+}
+
+/// `E'…'` reads a backslash the same way whatever `standard_conforming_strings` says.
+fn write_quoted(text: &mut String, value: &str) {
+    text.push_str(" E'");
+    for char in value.chars() {
+        match char {
+            '\'' => text.push_str("''"),
+            '\\' => text.push_str("\\\\"),
+            other => text.push(other),
+        }
+    }
+    text.push('\'');
+}
+
+fn write_array<T: AsRef<str>>(text: &mut String, elements: impl Iterator<Item = Option<T>>) {
+    let mut array = String::from("{");
+    for (n, element) in elements.enumerate() {
+        if n > 0 {
+            array.push(',');
+        }
+        let Some(element) = element else {
+            array.push_str("NULL");
+            continue;
+        };
+        array.push('"');
+        for char in element.as_ref().chars() {
+            if matches!(char, '"' | '\\') {
+                array.push('\\');
+            }
+            array.push(char);
+        }
+        array.push('"');
+    }
+    array.push('}');
+    write_quoted(text, &array);
+}
+
+/// An open connection.
+pub(super) struct Session {
+    connection: PgConnection,
+    location: Arc<str>,
+    pooled: bool,
+}
+
+impl Session {
+    pub(super) fn new(connection: PgConnection, target: &Target) -> Self {
+        Self { connection, location: target.location.clone(), pooled: target.pooled }
+    }
+
+    pub(super) fn location(&self) -> &str {
+        &self.location
+    }
+
+    /// Whether the next statement may reach another server session.
+    pub(super) fn is_pooled(&self) -> bool {
+        self.pooled
+    }
+
+    /// For the migration, which needs a transaction.
+    pub(super) fn connection(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
+    /// Sends a statement, again if the server rolled it back for the sake of another.
+    pub(super) async fn fetch(&mut self, statement: &Statement<'_>) -> Result<Vec<PgRow>, StoreError> {
+        let mut attempt = 1;
+        loop {
+            let sent = match self.pooled {
+                true => statement.send_as_text(&mut self.connection).await,
+                false => statement.send_bound(&mut self.connection).await,
+            };
+            match sent {
+                Err(error) if attempt < ATTEMPTS && fault::is_retried(&error) => attempt += 1,
+                Err(error) => return Err(fault::on_statement(error, &self.location, fault::GRANTS)),
+                Ok(rows) => return Ok(rows),
+            }
+        }
+    }
+
+    pub(super) async fn fetch_one(&mut self, statement: &Statement<'_>) -> Result<PgRow, StoreError> {
+        let rows = self.fetch(statement).await?;
+        rows.into_iter().next().ok_or_else(|| self.unavailable("it answered without a row"))
+    }
+
+    /// A column of an answer.
+    pub(super) fn read<'r, T>(&self, row: &'r PgRow, column: &'static str) -> Result<T, StoreError>
+    where
+        T: Decode<'r, Postgres> + Type<Postgres>,
+    {
+        row.try_get(column).map_err(|error| self.unavailable(&error.to_string()))
+    }
+
+    /// An answer that is none: what was asked may have happened all the same.
+    pub(super) fn unavailable(&self, detail: &str) -> StoreError {
+        StoreError::Unavailable { location: self.location.to_string(), detail: detail.to_owned() }
+    }
+
+    pub(super) async fn close(self) {
+        // The server notices a connection that merely ends, too.
+        let _ = self.connection.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn literal(value: Value<'_>) -> String {
+        Statement::new("$1::t", vec![value]).to_text()
+    }
+
+    #[test]
+    fn no_value_ends_its_own_literal() {
+        assert_eq!(literal(Value::Text(Some(r"it's \ ok"))), r" E'it''s \\ ok'::t");
+        assert_eq!(
+            literal(Value::Texts(vec![r#"a"b\c'd"#, "", "x,y{}"])),
+            r#" E'{"a\\"b\\\\c''d","","x,y{}"}'::t"#
+        );
+        assert_eq!(literal(Value::TextsOrNull(vec![None, Some("NULL")])), r#" E'{NULL,"NULL"}'::t"#);
+        assert_eq!(literal(Value::Number(-1)), "(-1)::t");
+        assert_eq!(literal(Value::Text(None)), "null::t");
+    }
+
+    #[test]
+    fn a_place_in_a_comment_is_none() {
+        let statement = Statement::new("-- $1 is\nSELECT -- $1\n$1", vec![Value::Text(Some("a\nb -- c"))]);
+        assert_eq!(statement.to_text(), "\nSELECT \n E'a\nb -- c'");
+    }
+
+    #[test]
+    fn a_value_that_looks_like_a_place_for_one_stays_as_it_is() {
+        let statement = Statement::new("$1 $2 $$ $3", vec![Value::Text(Some("$2")), Value::Text(Some("$1"))]);
+        assert_eq!(statement.to_text(), " E'$2'  E'$1' $$ $3");
+    }
+}

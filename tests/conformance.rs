@@ -1,0 +1,25 @@
+//! One suite of promises, the same for every backend: [`tenure::store`]'s contract, tested.
+//!
+//! A backend joins with a [`Backend`] and one line with `conformance!`.
+
+mod support;
+
+// Not part of `support`: a promise that no backend is asked for shall be a warning (dead code).
+#[macro_use]
+#[path = "support/conformance.rs"]
+mod suite;
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use super::support::{postgres::Server, postgres_backend::PostgresBackend};
+
+    conformance!(PostgresBackend::start(Server::shared(), ""));
+}
+
+/// As behind PgBouncer: the same statements, with their values in the text.
+#[cfg(feature = "postgres")]
+mod postgres_in_text {
+    use super::support::{postgres::Server, postgres_backend::PostgresBackend};
+
+    conformance!(PostgresBackend::start(Server::shared(), "?pgbouncer=true"));
+}

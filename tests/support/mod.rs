@@ -1,0 +1,32 @@
+//! What the tests share: backends, a throw-away PostgreSQL, faults, separate processes and a judge of histories.
+//!
+//! A test binary takes all of it with `mod support;`.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(unreachable_pub, reason = "a private module of each test binary, written like a library")]
+
+pub mod backend;
+pub mod background;
+pub mod client;
+pub mod history;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "postgres")]
+pub mod postgres_backend;
+pub mod process;
+pub mod process_table;
+pub mod proxy;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+/// A port outside the range that the system hands out to outgoing connections: nobody takes it while its owner
+/// is down for a while.
+pub fn free_address() -> SocketAddr {
+    for _ in 0..1_000 {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, fastrand::u16(20_000..32_000)));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+    panic!("no free TCP port between 20000 and 32000");
+}
