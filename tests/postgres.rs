@@ -524,7 +524,7 @@ async fn a_row_that_makes_no_sense_is_an_error() {
     client.granted(acquire(&key, run)).await;
     backend
         .execute(
-            "ALTER TABLE tenure.session_lease DROP CONSTRAINT session_lease_stage_check; \
+            "ALTER TABLE tenure.session_lease DROP CONSTRAINT session_lease_values; \
              UPDATE tenure.session_lease SET stage = 'paused'",
         )
         .await;

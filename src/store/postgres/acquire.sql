@@ -60,14 +60,16 @@ granted AS (
     WHERE l.expires_at <= clock_timestamp() OR l.run_id = excluded.run_id
     RETURNING
         l.account_id, l.session_id, l.run_id, l.fence, l.node, l.holder, l.stage, l.phase, l.acquired_at,
-        l.expires_at, l.stop_requested_at, l.stop_by, l.stop_reason, clock_timestamp() AS read_at
+        l.expires_at, l.stop_requested_at, l.stop_by, l.stop_reason, clock_timestamp() AS read_at,
+        pg_sequence_last_value('tenure.fence_floor') AS floor
 ),
 answer AS (
     SELECT
         CASE
-            -- Inserted so slowly that the trigger fence_again may have changed the fence after RETURNING.
-            WHEN i.item NOT IN (SELECT item FROM locked)
+            -- The trigger fence_again may have changed the fence after RETURNING: its own conditions, read later.
+            WHEN k.item IS NULL
                 AND g.read_at - g.acquired_at NOT BETWEEN interval '0' AND interval '50 microseconds'
+                AND g.floor IS DISTINCT FROM g.fence
                 THEN 'unsettled'
             ELSE 'granted'
         END AS verdict,
@@ -75,6 +77,7 @@ answer AS (
         g.stop_requested_at, g.stop_by, g.stop_reason, g.read_at
     FROM granted g
     JOIN input i USING (account_id, session_id)
+    LEFT JOIN locked k USING (item)
     UNION ALL
     SELECT
         CASE WHEN expires_at > read_at AND run_id <> asking THEN 'busy' ELSE 'locked' END AS verdict,

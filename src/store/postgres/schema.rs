@@ -65,7 +65,7 @@ pub(super) async fn migrate(session: &mut Session) -> Result<Migrated, StoreErro
     }
     let mut transaction = session
         .connection()
-        .begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        .begin_with("BEGIN ISOLATION LEVEL READ COMMITTED")
         .await
         .map_err(denied)?;
     let lock = format!("SELECT pg_advisory_xact_lock({LOCK})");
