@@ -65,7 +65,7 @@ async fn a_step_back_of_the_clock_never_lets_a_fence_fall() {
 }
 
 #[tokio::test]
-async fn one_statement_may_give_many_sessions_one_fence_but_never_an_old_one() {
+async fn no_two_grants_of_one_file_share_a_fence() {
     let file = File::new();
     let mut store = file.open().await;
     let mut floor = 0;
@@ -73,6 +73,7 @@ async fn one_statement_may_give_many_sessions_one_fence_but_never_an_old_one() {
         let items: Vec<_> = (0..50).map(|n| acquire(&format!("chat-{n}"), RunId::random())).collect();
         let fences: Vec<_> = store.acquire(&items).await.unwrap().into_iter().map(grant).collect();
         assert!(fences.iter().all(|grant| grant.fence.as_i64() > floor));
+        assert_eq!(fences.iter().map(|grant| grant.fence).collect::<HashSet<_>>().len(), 50);
         floor = fences.iter().map(|grant| grant.fence.as_i64()).max().unwrap();
         file.execute("UPDATE tenure_session_lease SET expires_at = 0").await;
     }
