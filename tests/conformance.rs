@@ -23,3 +23,10 @@ mod postgres_in_text {
 
     conformance!(PostgresBackend::start(Server::shared(), "?pgbouncer=true"));
 }
+
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    use super::support::sqlite_backend::SqliteBackend;
+
+    conformance!(SqliteBackend::start());
+}

@@ -12,7 +12,8 @@ CREATE TABLE tenure_session_lease (
     -- The run that holds the session: a hyphenated UUID in lower case. Changes only when the lease of another
     -- run has expired (takeover); every other write requires it to match.
     run_id TEXT NOT NULL CHECK (length(run_id) = 36),
-    -- The fencing token of the run. Greater than every fence that this file ever granted before.
+    -- The fencing token of the run: greater than every fence that any earlier statement granted in this file,
+    -- and different from those of its own.
     fence INTEGER NOT NULL CHECK (fence > 0),
     -- The supervisor under which the run lives: a hyphenated UUID in lower case.
     node TEXT NOT NULL CHECK (length(node) = 36),

@@ -16,6 +16,8 @@ pub mod postgres_backend;
 pub mod process;
 pub mod process_table;
 pub mod proxy;
+#[cfg(feature = "sqlite")]
+pub mod sqlite_backend;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 

@@ -9,9 +9,8 @@ SELECT item.value ->> 'account',
        item.value ->> 'session',
        item.value ->> 'run',
        -- The floor makes fences strict within one tick of the clock and over its steps back; the clock makes
-       -- them grow even over a restored backup. One fence for many sessions is fine: a fence orders the runs of
-       -- one session.
-       max((SELECT floor FROM tenure_fence_floor) + 1, clock.now * 1000),
+       -- them grow even over a restored backup. With the item's place no two grants of a file share a fence.
+       max((SELECT floor FROM tenure_fence_floor) + 1, clock.now * 1000) + item.key,
        item.value ->> 'node',
        item.value ->> 'holder',
        item.value ->> 'phase',
