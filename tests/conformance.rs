@@ -30,3 +30,10 @@ mod sqlite {
 
     conformance!(SqliteBackend::start());
 }
+
+#[cfg(feature = "testing")]
+mod memory {
+    use super::support::memory_backend::MemoryBackend;
+
+    conformance!(MemoryBackend::start());
+}

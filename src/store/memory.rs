@@ -152,6 +152,15 @@ impl MemoryStore {
         run_id
     }
 
+    /// Moves the expiry of the session's lease to this many milliseconds from now; a negative number makes it
+    /// one that expired so long ago.
+    pub fn set_remaining_millis(&self, key: &SessionKey, millis: i64) {
+        let now = self.now();
+        if let Some(row) = self.lock_state().rows.get_mut(key) {
+            row.expires_at = now + millis * 1_000;
+        }
+    }
+
     /// Deletes the session's row, as an impatient operator might.
     pub fn delete(&self, key: &SessionKey) {
         self.lock_state().rows.remove(key);

@@ -20,5 +20,6 @@ pub trait Backend {
     fn request_stop(&self, key: &SessionKey, by: &str, reason: &str) -> impl Future<Output = ()>;
 
     /// Steps the database's clock back, or shifts all that is stored, fences and their floor included, forward.
-    fn step_clock_back(&self, seconds: u32) -> impl Future<Output = ()>;
+    /// Answers by how much a fence that was issued before is greater now.
+    fn step_clock_back(&self, seconds: u32) -> impl Future<Output = i64>;
 }

@@ -206,13 +206,12 @@ pub(crate) async fn fences_grow_over_a_step_back_of_the_clock(backend: &impl Bac
         before.push(client.granted(acquire(key, run)).await.fence);
     }
     assert_eq!(client.release(&released, run).await, ReleaseOutcome::Released);
-    backend.step_clock_back(STEP).await;
+    let shifted = backend.step_clock_back(STEP).await;
     assert_eq!(client.release(&deleted_after, run).await, ReleaseOutcome::Released);
     backend.set_remaining(&kept, -1).await;
     backend.set_remaining(&swept, -millis(SWEEP_AFTER) - 1).await;
     client.raw().sweep(10).await.expect("it sweeps");
 
-    let shifted = i64::from(STEP) * 1_000_000;
     for (key, before) in [&released, &deleted_after, &kept, &swept].into_iter().zip(before) {
         let after = client.granted(acquire(key, RunId::random())).await.fence;
         assert!(after.as_i64() > before.as_i64() + shifted, "{key}: {before} and {STEP} s, then {after}");

@@ -9,6 +9,8 @@ pub mod backend;
 pub mod background;
 pub mod client;
 pub mod history;
+#[cfg(feature = "testing")]
+pub mod memory_backend;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "postgres")]

@@ -81,7 +81,7 @@ impl Backend for PostgresBackend {
         self.write(sql, key, by, reason).await;
     }
 
-    async fn step_clock_back(&self, seconds: u32) {
+    async fn step_clock_back(&self, seconds: u32) -> i64 {
         self.execute(&format!(
             "UPDATE tenure.session_lease SET \
                 fence = fence + {seconds} * 1000000::bigint, \
@@ -91,5 +91,6 @@ impl Backend for PostgresBackend {
                 FROM tenure.fence_floor"
         ))
         .await;
+        i64::from(seconds) * 1_000_000
     }
 }

@@ -83,7 +83,7 @@ impl Backend for SqliteBackend {
         self.write(sql, key, by, reason).await;
     }
 
-    async fn step_clock_back(&self, seconds: u32) {
+    async fn step_clock_back(&self, seconds: u32) -> i64 {
         let millis = Duration::from_secs(seconds.into()).as_millis();
         self.execute(&format!(
             "UPDATE tenure_session_lease SET
@@ -93,5 +93,6 @@ impl Backend for SqliteBackend {
              UPDATE tenure_fence_floor SET floor = floor + {millis} * 1000"
         ))
         .await;
+        i64::from(seconds) * 1_000_000
     }
 }
