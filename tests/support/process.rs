@@ -2,7 +2,7 @@
 //!
 //! A test binary that wants workers has this entry at its root, and the workers' code in it:
 //!
-//! ```ignore
+//! ```rust
 //! #[test]
 //! fn worker_entry() {
 //!     support::process::enter(|role, commands| match role {
