@@ -239,8 +239,13 @@ async fn a_fence_is_greater_than_that_of_a_run_that_came_and_went_meanwhile() {
     .await;
     let store = backend.store();
     let asking = tokio::spawn(async move { Client::connect(&*store).await.granted(item).await });
-    until(&backend, "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'", 1)
-        .await;
+    until(
+        &backend,
+        "SELECT count(*) FROM pg_stat_activity \
+         WHERE datname = current_database() AND wait_event = 'transactionid'",
+        1,
+    )
+    .await;
     let meanwhile: i64 = host.read("SELECT tenure.next_fence(1)").await;
     host.end().await;
 
@@ -497,14 +502,14 @@ async fn a_server_that_accepts_no_writes_is_unavailable() {
 #[tokio::test]
 async fn a_statement_that_was_cut_off_is_uncertain() {
     let backend = start().await;
-    let bounds = Bounds { statement: Duration::from_millis(50), lock: Duration::from_secs(20) };
+    let bounds = Bounds { statement: Duration::from_millis(500), lock: Duration::from_secs(20) };
     let mut host = HostTransaction::begin(&backend, "LOCK TABLE tenure.session_lease").await;
     let mut connection = backend.store().connect(bounds).await.expect("it connects");
     let item = acquire(&key("s"), RunId::random());
     let error =
         connection.acquire(std::slice::from_ref(&item)).await.expect_err("the statement takes too long");
     assert!(error.is_uncertain(), "{error:?}");
-    let bounds = Bounds { statement: Duration::from_secs(20), lock: Duration::from_millis(50) };
+    let bounds = Bounds { statement: Duration::from_secs(20), lock: Duration::from_millis(500) };
     let mut connection = backend.store().connect(bounds).await.expect("it connects");
     let error = connection.acquire(std::slice::from_ref(&item)).await.expect_err("the lock takes too long");
     assert!(matches!(error, StoreError::RolledBack { .. }), "{error:?}");

@@ -3,11 +3,20 @@
 //! Each verb is one autocommit statement for many items (`src/store/postgres/*.sql`), under read committed. An
 //! acquire may need a second one, for items that lost a race which the first one's snapshot could not show.
 //!
-//! Connections are plain ones, not pooled: whoever opened one decides when it is used and when it is given up. Of
-//! what a connection needs from the server, only [`Bounds`] and the isolation level are settings of the session.
-//! Behind PgBouncer in transaction mode there is no such session: the URL parameter `pgbouncer=true` does without
-//! it, and sends each statement as one message. Bound the statements with `ALTER ROLE … SET statement_timeout`
-//! then.
+//! Connections are plain ones, not pooled: whoever opened one decides when it is used and when it is given up.
+//!
+//! # Behind PgBouncer
+//!
+//! In transaction mode the next message may reach another server session. The URL parameter `pgbouncer=true` makes
+//! each statement one message, and does without settings of the session: the isolation level must then be the
+//! default one, `synchronous_commit` must not be off, and the server bounds statements and locks only if the role
+//! says so (`ALTER ROLE … SET statement_timeout = …, SET lock_timeout = …`).
+//!
+//! # Rights
+//!
+//! To migrate, a role needs CREATE on the database, or to own an empty schema `tenure`. To use it: USAGE on the
+//! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, and USAGE and
+//! UPDATE on the sequence `tenure.fence_floor`.
 
 use std::{fmt, sync::Arc};
 
