@@ -160,3 +160,8 @@ pub use supervisor::{AcquireRequest, Builder, ListRequest, Supervisor};
 pub async fn migrate(url: &str) -> Result<store::Migrated, StoreError> {
     store::open(url)?.migrate().await
 }
+
+/// The README's code, compiled as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

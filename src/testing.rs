@@ -137,3 +137,43 @@ const WALL_AT_START: Duration = Duration::from_secs(1_767_225_600);
 fn nanos(duration: Duration) -> u64 {
     duration.as_nanos().try_into().unwrap_or(u64::MAX)
 }
+
+/// One lease driven through renewals, for the benches: the machine itself is private.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct MachineCycle {
+    lease: crate::lease::Lease,
+    now: BootInstant,
+    ttl: Duration,
+}
+
+#[doc(hidden)]
+impl MachineCycle {
+    /// A lease that was just granted.
+    ///
+    /// # Panics
+    /// Never: a ttl of 30 s is within bounds, and just granted is in time.
+    #[allow(clippy::new_without_default, reason = "not a value of any use outside the benches")]
+    pub fn new() -> Self {
+        let (ttl, now) = (Duration::from_secs(30), BootInstant::from_nanos(1));
+        let timing = crate::config::Timing::for_ttl(ttl).expect("within bounds");
+        let lease = crate::lease::Lease::granted(timing, now, ttl, now, 7).expect("in time");
+        Self { lease, now, ttl }
+    }
+
+    /// One renewal: its timer fires, it is sent, and it is confirmed. Answers how many actions that took.
+    pub fn renew(&mut self) -> usize {
+        use crate::lease::{Action, Renewal};
+        let mut actions = 0;
+        self.now = self.lease.poll_timeout().unwrap_or(self.now);
+        self.lease.on_timeout(self.now);
+        while let Some(action) = self.lease.poll_action() {
+            actions += 1;
+            if let Action::Renew { attempt, .. } = action {
+                let renewal = Renewal::Confirmed { sent_at: self.now, remaining: self.ttl, stop: None };
+                self.lease.on_renewal(attempt, renewal, self.now);
+            }
+        }
+        actions
+    }
+}
