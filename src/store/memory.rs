@@ -67,9 +67,12 @@ struct State {
     delay: Duration,
     failing_renewals: u32,
     locked: HashSet<SessionKey>,
-    frozen: Vec<Box<dyn FnOnce(&mut State, i64) + Send>>,
+    frozen: Vec<FrozenStatement>,
     statements: Statements,
 }
+
+/// What happens when the server goes on; takes the clock of that moment.
+type FrozenStatement = Box<dyn FnOnce(&mut State, i64) + Send>;
 
 #[derive(Debug, Clone)]
 struct Row {
