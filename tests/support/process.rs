@@ -2,7 +2,7 @@
 //!
 //! A test binary that wants workers has this entry at its root, and the workers' code in it:
 //!
-//! ```rust
+//! ```text
 //! #[test]
 //! fn worker_entry() {
 //!     support::process::enter(|role, commands| match role {
@@ -10,7 +10,7 @@
 //!         _ => panic!("no role {role}"),
 //!     });
 //! }
-//! ```
+//! ```text
 //!
 //! A worker ends when its standard input does, so none outlives a test process that was killed. A *frozen* one
 //! cannot notice: it is in a process group of its own, which the kernel hangs up (SIGHUP, SIGCONT) when it is
