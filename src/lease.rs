@@ -1,11 +1,11 @@
 //! The lease of one run as a pure state machine.
 //!
 //! ```text
-//! Held ── stop, drop, panic, shutdown ──► Draining ── grace passed ──► Stuck
-//!   │                                        │                          │
-//!   ├── work ended ───────────► Releasing ◄──┴────── work ended ────────┤
-//!   │                               │                                   │
-//!   │                               └──► Ended                          │
+//! Held ── stop, limit, panic, shutdown ──► Draining ── grace passed ──► Stuck
+//!   │                                         │                          │
+//!   ├── work ended ───────────► Releasing ◄───┴────── work ended ────────┤
+//!   │                               │                                    │
+//!   │                               └──► Ended                           │
 //!   └── lost (certain), or trusted_until reached, in any state ──► Ended, work killed
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::{collections::VecDeque, fmt, time::Duration};
 use crate::{
     clock::BootInstant,
     config::Timing,
-    session::{Stage, StopRequest},
+    session::{Phase, Stage, StopRequest},
 };
 
 /// Why a run ended. The first reason wins and stays (invariant I3).
@@ -42,12 +42,27 @@ pub enum EndReason {
     },
     /// The supervisor was shut down.
     Shutdown,
+    /// The run has had all the time it was given.
+    TimedOut {
+        /// Which limit it reached.
+        limit: Limit,
+    },
     /// Another run has the session, or its row was deleted.
     Superseded,
     /// The database's clock passed the lease's last safe instant before a renewal arrived.
     Expired,
     /// Trust ran out while the database did not confirm a renewal.
     Unconfirmed,
+}
+
+/// A limit on a run that no renewal prolongs: renewals prove that a process lives, not that work advances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Limit {
+    /// The whole run may take this long, time in suspend included.
+    MaxDuration(Duration),
 }
 
 impl EndReason {
@@ -78,6 +93,7 @@ impl fmt::Display for EndReason {
                 Ok(())
             }
             Self::Shutdown => f.write_str("supervisor shut down"),
+            Self::TimedOut { limit: Limit::MaxDuration(limit) } => write!(f, "took longer than {limit:?}"),
             Self::Superseded => {
                 f.write_str("superseded: another run has the session, or its row was deleted")
             }
@@ -91,7 +107,7 @@ impl fmt::Display for EndReason {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send a renewal; answer with [`Lease::on_renewal`] and the same attempt.
-    Renew { attempt: u64, stage: Stage, alone: bool },
+    Renew { attempt: u64, stage: Stage, phase: Option<Phase>, alone: bool },
     /// Cancel the run's token. Comes once.
     Cancel(EndReason),
     /// The work has had its time: drop or kill it.
@@ -175,6 +191,12 @@ pub(crate) struct Lease {
     at_risk: bool,
     reason: Option<EndReason>,
     shown_stage: Stage,
+    /// What the run says it is doing, until a renewal that carried it was confirmed.
+    unshown_phase: Option<Phase>,
+    /// What the renewal in flight carries of it.
+    sent_phase: Option<Phase>,
+    /// When the run has had all the time it was given.
+    limit: Option<(BootInstant, Limit)>,
     work_ended: bool,
     /// Set on loss: when the work is killed, until it was.
     kill_at: Option<BootInstant>,
@@ -182,8 +204,8 @@ pub(crate) struct Lease {
     actions: VecDeque<Action>,
 }
 
-/// A change of stage is shown to others this soon, unless the run has ended by then.
-const SHOW_STAGE_WITHIN: Duration = Duration::from_millis(100);
+/// A change of stage or phase is shown to others this soon, unless the run has ended by then.
+const SHOW_WITHIN: Duration = Duration::from_millis(100);
 
 impl Lease {
     /// The lease of a run that was granted; `None` when its trust has passed already, in which case nothing
@@ -211,11 +233,19 @@ impl Lease {
             at_risk: false,
             reason: None,
             shown_stage: Stage::Running,
+            unshown_phase: None,
+            sent_phase: None,
+            limit: None,
             work_ended: false,
             kill_at: None,
             finished: false,
             actions: VecDeque::new(),
         })
+    }
+
+    /// Gives the run this long from `now`; no renewal moves it.
+    pub(crate) fn limit_to(&mut self, duration: Duration, now: BootInstant) {
+        self.limit = Some((now + duration, Limit::MaxDuration(duration)));
     }
 
     /// The end of trust. After the end it is whatever it was last; ask [`is_held`](Self::is_held).
@@ -238,9 +268,10 @@ impl Lease {
     pub(crate) fn poll_timeout(&self) -> Option<BootInstant> {
         let trust_ends = (self.state != State::Ended).then_some(self.trusted_until);
         let state = match self.state {
+            State::Held => self.limit.map(|(at, _)| at),
             State::Draining { grace_until } => Some(grace_until),
             State::Killing { stuck_at } => Some(stuck_at),
-            State::Held | State::Stuck | State::Releasing | State::Ended => None,
+            State::Stuck | State::Releasing | State::Ended => None,
         };
         let renewal = match self.renewal {
             Call::Due { at, .. } => Some(at),
@@ -257,6 +288,7 @@ impl Lease {
     /// Time has passed, or a clock may have jumped.
     pub(crate) fn on_timeout(&mut self, now: BootInstant) {
         self.check_trust(now);
+        self.check_limit(now);
         if self.kill_at.is_some_and(|at| now >= at) {
             self.kill();
         }
@@ -280,6 +312,9 @@ impl Lease {
         }
         match renewal {
             Renewal::Confirmed { sent_at, remaining, stop } => {
+                if self.sent_phase == self.unshown_phase {
+                    self.unshown_phase = None;
+                }
                 self.confirm(sent_at, remaining, now);
                 if let Some(request) = stop {
                     self.on_stop(EndReason::stopped(&request), now);
@@ -303,7 +338,16 @@ impl Lease {
         self.cancel(reason);
         self.state = State::Draining { grace_until: now + self.timing.stop_grace() };
         self.actions.push_back(Action::Tell(News::Stopping));
-        self.show_stage(now);
+        self.show(now);
+    }
+
+    /// What the run is doing now: others see it with the next renewal.
+    pub(crate) fn on_phase(&mut self, phase: Phase, now: BootInstant) {
+        self.check_trust(now);
+        if self.is_renewing() {
+            self.unshown_phase = Some(phase);
+            self.show(now);
+        }
     }
 
     /// The work has ended, for this reason if it is the first.
@@ -383,6 +427,12 @@ impl Lease {
         }
     }
 
+    fn check_limit(&mut self, now: BootInstant) {
+        if let Some((_, limit)) = self.limit.filter(|(at, _)| now >= *at) {
+            self.on_stop(EndReason::TimedOut { limit }, now);
+        }
+    }
+
     fn confirm(&mut self, sent_at: BootInstant, remaining: Duration, now: BootInstant) {
         self.trusted_until = trust(&self.timing, sent_at, remaining);
         let spread = 0.9 + 0.2 * self.jitter.f64();
@@ -398,8 +448,8 @@ impl Lease {
         if std::mem::take(&mut self.at_risk) {
             self.actions.push_back(Action::Tell(News::Recovered));
         }
-        if self.stage() != self.shown_stage {
-            self.show_stage(now);
+        if self.stage() != self.shown_stage || self.unshown_phase.is_some() {
+            self.show(now);
         }
     }
 
@@ -464,7 +514,7 @@ impl Lease {
     fn become_stuck(&mut self, now: BootInstant) {
         self.state = State::Stuck;
         self.actions.push_back(Action::Tell(News::Stuck));
-        self.show_stage(now);
+        self.show(now);
     }
 
     fn become_at_risk(&mut self, now: BootInstant) {
@@ -485,11 +535,11 @@ impl Lease {
         }
     }
 
-    /// Others learn of a new stage with a renewal: brings the next one forward, unless one is under way, whose
-    /// confirmation comes back here.
-    fn show_stage(&mut self, now: BootInstant) {
+    /// Others learn of a new stage or phase with a renewal: brings the next one forward, unless one is under way,
+    /// whose confirmation comes back here.
+    fn show(&mut self, now: BootInstant) {
         if let Call::Due { at, alone } = self.renewal {
-            self.renewal = Call::Due { at: at.min(now + SHOW_STAGE_WITHIN), alone };
+            self.renewal = Call::Due { at: at.min(now + SHOW_WITHIN), alone };
         }
     }
 
@@ -505,8 +555,10 @@ impl Lease {
         {
             let (attempt, stage) = (self.next_attempt(), self.stage());
             self.shown_stage = stage;
+            self.sent_phase.clone_from(&self.unshown_phase);
             self.renewal = Call::InFlight { attempt, overdue_at };
-            self.actions.push_back(Action::Renew { attempt, stage, alone });
+            let phase = self.sent_phase.clone();
+            self.actions.push_back(Action::Renew { attempt, stage, phase, alone });
         }
         if let Call::Due { at, alone } = self.release
             && now >= at

@@ -138,7 +138,7 @@ pub use actor::registry::ShutdownReport;
 pub use config::{ConfigError, Timing};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError};
 pub use event::{RunEvent, RunRef};
-pub use lease::EndReason;
+pub use lease::{EndReason, Limit};
 pub use run::{Ended, Run, RunContext};
 pub use session::{
     FencingToken, Holder, InvalidText, Label, NodeId, Phase, RunId, SessionKey, SessionState, SessionStatus,

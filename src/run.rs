@@ -5,21 +5,26 @@ use std::{
     future::Future,
     pin::pin,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use futures::future::{Either, select};
+use futures::{
+    StreamExt,
+    future::{Either, select},
+    stream::{self, Stream},
+};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    actor::run::{RunActor, WorkEnded},
+    actor::run::{RunActor, SetPhase, Stop, WorkEnded},
     clock::{BootInstant, SharedClock},
     error::ScopeError,
     lease::EndReason,
-    session::{FencingToken, RunId, SessionKey},
+    session::{FencingToken, InvalidText, Phase, RunId, SessionKey},
 };
 
 /// A session, held by this run: the guard of a granted lease.
@@ -79,6 +84,28 @@ impl Run {
         self.shared.clone().cancelled()
     }
 
+    /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
+    ///
+    /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
+    pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static {
+        Box::pin(self.shared.clone().trust_changes())
+    }
+
+    /// Says what the run is doing, for people: at most 64 bytes without NUL. Others see it with the next renewal,
+    /// which comes at once if it is far.
+    ///
+    /// # Errors
+    /// [`InvalidText`] when it cannot be stored; nothing has changed.
+    pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
+        set_phase(&self.shared, &self.actor, phase.as_ref())
+    }
+
+    /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
+    /// until the work has ended. The first reason for an end stays.
+    pub fn stop(&self, why: impl Into<String>) {
+        self.actor.do_send(Stop(EndReason::Stopped { by: None, why: Some(why.into()) }));
+    }
+
     /// Runs work under this run and releases the session when the work has ended.
     ///
     /// The work is polled in place, on the caller's task: it may borrow, and need not be `Send`. When the run
@@ -109,7 +136,7 @@ impl Run {
         let shared = self.shared.clone();
         let value = {
             // Made within the block, so that a panic or a drop ends the work before the guard says so.
-            let context = RunContext { shared: shared.clone() };
+            let context = RunContext { shared: shared.clone(), actor: self.actor.clone() };
             let work = pin!(work(context));
             let killed = pin!(shared.killed.cancelled());
             match select(killed, work).await {
@@ -179,6 +206,7 @@ impl fmt::Debug for Run {
 #[derive(Clone)]
 pub struct RunContext {
     shared: Arc<Shared>,
+    actor: actix::Addr<RunActor>,
 }
 
 impl RunContext {
@@ -212,6 +240,14 @@ impl RunContext {
         self.shared.trusted_for()
     }
 
+    /// See [`Run::set_phase`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
+        set_phase(&self.shared, &self.actor, phase.as_ref())
+    }
+
     /// See [`Run::cancelled`].
     pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static {
         self.shared.clone().cancelled()
@@ -222,6 +258,13 @@ impl fmt::Debug for RunContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.fmt(f)
     }
+}
+
+fn set_phase(shared: &Shared, actor: &actix::Addr<RunActor>, phase: &str) -> Result<(), InvalidText> {
+    let phase = Phase::new(phase)?;
+    shared.set_phase(phase.clone());
+    actor.do_send(SetPhase(phase));
+    Ok(())
 }
 
 /// How a run ended.
@@ -244,6 +287,9 @@ pub(crate) struct Shared {
     trust: Trust,
     /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
     expires_at_micros: AtomicI64,
+    /// The end of trust for those who wait for it to move.
+    moved: watch::Sender<BootInstant>,
+    phase: Mutex<Phase>,
     /// Child of the supervisor's root token.
     pub(crate) token: CancellationToken,
     reason: OnceLock<EndReason>,
@@ -266,6 +312,7 @@ impl Shared {
         clock: SharedClock,
         trusted_until: BootInstant,
         expires_at_micros: i64,
+        phase: Phase,
         token: CancellationToken,
     ) -> Self {
         Self {
@@ -275,6 +322,8 @@ impl Shared {
             clock,
             trust: Trust::until(trusted_until),
             expires_at_micros: AtomicI64::new(expires_at_micros),
+            moved: watch::Sender::new(trusted_until),
+            phase: Mutex::new(phase),
             token,
             reason: OnceLock::new(),
             killed: CancellationToken::new(),
@@ -303,7 +352,32 @@ impl Shared {
     /// Moves the end of trust after a confirmed renewal; `false` when it has been seen to be over already.
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
-        self.trust.extend(trusted_until)
+        let extended = self.trust.extend(trusted_until);
+        if extended {
+            self.moved.send_replace(trusted_until);
+        }
+        extended
+    }
+
+    fn trust_changes(self: Arc<Self>) -> impl Stream<Item = BootInstant> + Send + 'static {
+        let moves = self.moved.subscribe();
+        let ended = self.token.clone().cancelled_owned();
+        let changes = stream::unfold((moves, true), async |(mut moves, first)| {
+            if !first {
+                moves.changed().await.ok()?;
+            }
+            let until = *moves.borrow_and_update();
+            Some((until, (moves, false)))
+        });
+        changes.take_until(ended)
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
     /// Ends the run for everybody at once; answers the reason that was first (invariant I3).

@@ -94,7 +94,13 @@ impl Supervisor {
     /// Dropping the future at any point leaves the session free: a grant that can no longer be delivered is
     /// given back, and expires within one ttl if even that fails.
     pub fn acquire(&self, key: &SessionKey) -> AcquireRequest {
-        AcquireRequest { supervisor: self.clone(), key: key.clone(), holder: None, phase: None }
+        AcquireRequest {
+            supervisor: self.clone(),
+            key: key.clone(),
+            holder: None,
+            phase: None,
+            max_duration: None,
+        }
     }
 
     /// Reads who holds a session. Acquires nothing and changes nothing.
@@ -198,6 +204,7 @@ pub struct AcquireRequest {
     key: SessionKey,
     holder: Option<String>,
     phase: Option<String>,
+    max_duration: Option<Duration>,
 }
 
 impl AcquireRequest {
@@ -213,6 +220,13 @@ impl AcquireRequest {
         self
     }
 
+    /// The run is told to stop (`TimedOut`) this long after its grant, time in suspend included. Without a limit by
+    /// default.
+    pub fn max_duration(mut self, duration: Duration) -> Self {
+        self.max_duration = Some(duration);
+        self
+    }
+
     async fn send(self) -> Result<Run, AcquireError> {
         let inner = &self.supervisor.inner;
         let label = self.holder.map(Label::new).transpose()?.unwrap_or_else(|| inner.label.clone());
@@ -220,7 +234,8 @@ impl AcquireRequest {
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
-        inner.registry.do_send(AcquireSession { key: self.key, label, phase, abandoned, reply });
+        let (key, max_duration) = (self.key, self.max_duration);
+        inner.registry.do_send(AcquireSession { key, label, phase, max_duration, abandoned, reply });
         let answer = answer.await.unwrap_or(Err(AcquireError::Closed(Closed)));
         waiting.disarm();
         answer

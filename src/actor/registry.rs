@@ -63,7 +63,6 @@ struct Running {
     shared: Arc<Shared>,
     actor: Addr<RunActor>,
     label: Label,
-    phase: Phase,
     since_micros: i64,
     /// Attempts to acquire before the one that was granted, whose effect is unknown.
     unknown: u32,
@@ -96,6 +95,7 @@ pub(crate) struct AcquireSession {
     pub(crate) key: SessionKey,
     pub(crate) label: Label,
     pub(crate) phase: Phase,
+    pub(crate) max_duration: Option<Duration>,
     /// Cancelled when the caller does not wait any more.
     pub(crate) abandoned: CancellationToken,
     pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
@@ -190,7 +190,10 @@ impl Registry {
 
     /// Gives a granted session to its caller, under a run actor of its own.
     fn hand_out(&mut self, first: AcquireSession, parked: Vec<AcquireSession>, granted: Granted) {
-        let Granted { run_id, lease, grant, unknown } = granted;
+        let Granted { run_id, mut lease, grant, unknown } = granted;
+        if let Some(duration) = first.max_duration {
+            lease.limit_to(duration, self.links.run.clock.now());
+        }
         let key = first.key.clone();
         info!(account = key.account(), session = key.session(), %run_id, fence = grant.fence.as_i64(), "acquired");
         let shared = Arc::new(Shared::new(
@@ -200,6 +203,7 @@ impl Registry {
             self.links.run.clock.clone(),
             lease.trusted_until(),
             grant.expires_at_micros,
+            first.phase.clone(),
             self.root.child_token(),
         ));
         let (ttl, run) = (self.links.run.timing.ttl(), RunRef::of(&shared));
@@ -208,12 +212,11 @@ impl Registry {
         if let Some(request) = &grant.stop {
             actor.do_send(Stop(EndReason::stopped(request)));
         }
-        let AcquireSession { label, phase, reply, .. } = first;
+        let AcquireSession { label, reply, .. } = first;
         let running = Running {
             shared: shared.clone(),
             actor: actor.clone(),
             label,
-            phase,
             since_micros: grant.acquired_at_micros,
             unknown,
         };
@@ -445,7 +448,7 @@ impl Running {
             label: self.label.clone(),
             fence: self.shared.fence,
             stage: if self.shared.reason().is_some() { Stage::Stopping } else { Stage::Running },
-            phase: self.phase.clone(),
+            phase: self.shared.phase(),
             since: instant(self.since_micros),
             expires_at: instant(self.shared.expires_at_micros()),
             expires_in: if trusted_for.is_zero() { Duration::ZERO } else { trusted_for + margin },

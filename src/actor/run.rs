@@ -16,7 +16,7 @@ use crate::{
     event::{EventSender, RunEvent, RunRef},
     lease::{Action, EndReason, Lease, News, Released, Renewal},
     run::Shared,
-    session::{RunId, SessionKey, Stage},
+    session::{Phase, RunId, SessionKey, Stage},
     store::{Release, ReleaseOutcome, Renew, RenewOutcome},
 };
 
@@ -48,6 +48,11 @@ pub(crate) struct WorkEnded(pub(crate) EndReason);
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Stop(pub(crate) EndReason);
+
+/// What the run is doing now.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct SetPhase(pub(crate) Phase);
 
 /// A local clock has jumped: look at the time now.
 #[derive(Message, Clone, Copy)]
@@ -87,7 +92,10 @@ impl RunActor {
         let _entered = span.enter();
         while let Some(action) = self.lease.poll_action() {
             match action {
-                Action::Renew { attempt, stage, alone } => self.renew(attempt, stage, alone, ctx),
+                Action::Renew { attempt, stage, phase, alone } => {
+                    let item = self.renewal(stage, phase);
+                    self.renew(attempt, item, alone, ctx);
+                }
                 Action::Release { attempt, alone } => self.release(attempt, alone, ctx),
                 Action::Cancel(reason) => {
                     self.shared.end(reason);
@@ -118,15 +126,18 @@ impl RunActor {
         self.timer = Some((at, timer));
     }
 
-    fn renew(&mut self, attempt: u64, stage: Stage, alone: bool, ctx: &mut Context<Self>) {
-        let item = Renew {
+    fn renewal(&self, stage: Stage, phase: Option<Phase>) -> Renew {
+        Renew {
             key: self.shared.key.clone(),
             run_id: self.shared.run_id,
             ttl: self.links.timing.ttl(),
             safety_margin: self.links.timing.safety_margin(),
             stage,
-            phase: None,
-        };
+            phase,
+        }
+    }
+
+    fn renew(&mut self, attempt: u64, item: Renew, alone: bool, ctx: &mut Context<Self>) {
         let answer = self.links.renewals.ask(item, alone);
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
     }
@@ -271,6 +282,15 @@ impl Handler<Stop> for RunActor {
 
     fn handle(&mut self, Stop(reason): Stop, ctx: &mut Context<Self>) {
         self.lease.on_stop(reason, self.links.clock.now());
+        self.act(ctx);
+    }
+}
+
+impl Handler<SetPhase> for RunActor {
+    type Result = ();
+
+    fn handle(&mut self, SetPhase(phase): SetPhase, ctx: &mut Context<Self>) {
+        self.lease.on_phase(phase, self.links.clock.now());
         self.act(ctx);
     }
 }

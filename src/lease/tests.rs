@@ -27,7 +27,7 @@ fn renewing() -> (Lease, u64) {
     let mut lease = granted();
     lease.on_timeout(at(8_250));
     match drain(&mut lease)[..] {
-        [Action::Renew { attempt, stage: Stage::Running, alone: false }] => (lease, attempt),
+        [Action::Renew { attempt, stage: Stage::Running, phase: None, alone: false }] => (lease, attempt),
         ref other => panic!("{other:?}"),
     }
 }
@@ -270,6 +270,47 @@ fn a_stop_request_rides_on_a_renewal() {
 }
 
 #[test]
+fn a_limit_is_a_clock_of_its_own_that_no_renewal_restarts() {
+    let (mut lease, attempt) = renewing();
+    lease.limit_to(Duration::from_secs(2), at(8_250));
+    lease.on_renewal(attempt, confirmed(at(8_250)), at(10_000));
+    drain(&mut lease);
+    assert_eq!(lease.poll_timeout(), Some(at(10_250)));
+    lease.on_timeout(at(10_250));
+    let limit = Limit::MaxDuration(Duration::from_secs(2));
+    assert!(drain(&mut lease).contains(&Action::Cancel(EndReason::TimedOut { limit })));
+}
+
+#[test]
+fn a_limit_reached_together_with_the_end_of_trust_is_a_loss() {
+    let mut lease = granted();
+    lease.limit_to(Duration::from_secs(20), at(1));
+    lease.on_timeout(at(60_000));
+    assert!(drain(&mut lease).contains(&Action::Cancel(EndReason::Unconfirmed)));
+}
+
+#[test]
+fn a_phase_rides_on_a_renewal_that_comes_soon_and_again_until_one_is_confirmed() {
+    let mut lease = granted();
+    let phase = Phase::new("waiting for approval").unwrap();
+    lease.on_phase(phase.clone(), at(1_000));
+    assert_eq!(lease.poll_timeout(), Some(at(1_100)));
+    for confirm in [false, true] {
+        lease.on_timeout(lease.poll_timeout().unwrap());
+        let actions = drain(&mut lease);
+        let sent = actions.iter().find_map(|action| match action {
+            Action::Renew { attempt, phase, .. } => Some((*attempt, phase.clone())),
+            _ => None,
+        });
+        let (attempt, carried) = sent.unwrap();
+        assert_eq!(carried, Some(phase.clone()));
+        let renewal = if confirm { confirmed(at(1_200)) } else { Renewal::Unanswered { locked: false } };
+        lease.on_renewal(attempt, renewal, at(1_200));
+    }
+    assert!(lease.poll_timeout().unwrap() > at(7_000), "shown once, it is not sent again");
+}
+
+#[test]
 fn doubt_confirms_the_lease_at_once() {
     let mut lease = granted();
     lease.on_doubt(at(100));
@@ -288,6 +329,8 @@ enum Step {
     WorkEnds,
     Doubt,
     TrustGone,
+    Phase,
+    Limit(u64),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -319,6 +362,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::WorkEnds),
         1 => Just(Step::Doubt),
         1 => Just(Step::TrustGone),
+        2 => Just(Step::Phase),
+        1 => (0..60_000u64).prop_map(Step::Limit),
     ]
 }
 
@@ -416,6 +461,8 @@ impl Rig {
             }
             Step::Doubt => self.lease.on_doubt(now),
             Step::TrustGone => self.lease.on_trust_gone(now),
+            Step::Phase => self.lease.on_phase(Phase::new("busy").unwrap(), now),
+            Step::Limit(millis) => self.lease.limit_to(Duration::from_millis(*millis), now),
         }
     }
 
