@@ -304,17 +304,19 @@ pub(crate) struct Shared {
     pub(crate) finished: CancellationToken,
 }
 
+/// How a run starts.
+pub(crate) struct Start {
+    pub(crate) key: SessionKey,
+    pub(crate) run_id: RunId,
+    pub(crate) fence: FencingToken,
+    pub(crate) trusted_until: BootInstant,
+    pub(crate) expires_at_micros: i64,
+    pub(crate) phase: Phase,
+}
+
 impl Shared {
-    pub(crate) fn new(
-        key: SessionKey,
-        run_id: RunId,
-        fence: FencingToken,
-        clock: SharedClock,
-        trusted_until: BootInstant,
-        expires_at_micros: i64,
-        phase: Phase,
-        token: CancellationToken,
-    ) -> Self {
+    pub(crate) fn new(start: Start, clock: SharedClock, token: CancellationToken) -> Self {
+        let Start { key, run_id, fence, trusted_until, expires_at_micros, phase } = start;
         Self {
             key,
             run_id,

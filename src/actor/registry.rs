@@ -24,7 +24,7 @@ use crate::{
     error::{AcquireError, Busy},
     event::{RunEvent, RunRef},
     lease::{EndReason, Lease},
-    run::{Run, Shared},
+    run::{Run, Shared, Start},
     session::{Holder, Label, NodeId, Phase, RunId, SessionKey, Stage},
     store::{Acquire, Grant, StoreError},
 };
@@ -196,16 +196,15 @@ impl Registry {
         }
         let key = first.key.clone();
         info!(account = key.account(), session = key.session(), %run_id, fence = grant.fence.as_i64(), "acquired");
-        let shared = Arc::new(Shared::new(
-            key.clone(),
+        let start = Start {
+            key: key.clone(),
             run_id,
-            grant.fence,
-            self.links.run.clock.clone(),
-            lease.trusted_until(),
-            grant.expires_at_micros,
-            first.phase.clone(),
-            self.root.child_token(),
-        ));
+            fence: grant.fence,
+            trusted_until: lease.trusted_until(),
+            expires_at_micros: grant.expires_at_micros,
+            phase: first.phase.clone(),
+        };
+        let shared = Arc::new(Shared::new(start, self.links.run.clock.clone(), self.root.child_token()));
         let (ttl, run) = (self.links.run.timing.ttl(), RunRef::of(&shared));
         self.links.run.events.send(RunEvent::Acquired { run, ttl });
         let actor = RunActor::new(lease, shared.clone(), self.links.run.clone()).start();
