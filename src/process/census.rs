@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     fs, io, thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -92,17 +92,33 @@ impl Census {
         }
     }
 
+    /// Stops whoever newly appears in the tree, at once, until nobody has for `quiet` or `bound` has passed.
+    ///
+    /// A whole look takes longer than a process needs to start the next and exit. Here only ids that were not
+    /// there a moment ago are read.
+    pub(super) fn chase(&mut self, quiet: Duration, bound: Duration) {
+        let began = Instant::now();
+        let mut last_seen = began;
+        let mut listed: HashSet<_> = list().into_iter().collect();
+        while last_seen.elapsed() < quiet && began.elapsed() < bound {
+            for pid in list().into_iter().filter(|pid| listed.insert(*pid)) {
+                let Some(entry) = Entry::read_marked(pid, &self.marker) else { continue };
+                let is_child_of_member = self.known.iter().any(|id| id.pid == entry.parent);
+                if self.is_member_by_itself(&entry) || is_child_of_member {
+                    let _ = send(entry.id, Signal::STOP);
+                    self.admit(&entry);
+                    last_seen = Instant::now();
+                }
+            }
+        }
+    }
+
     /// Marks the entries that belong to the tree, and remembers them.
     fn members_of(&mut self, table: &[Entry]) -> Vec<bool> {
         self.forget_what_is_not_in(table);
         let mut walk = Walk::over(table);
         for (index, entry) in table.iter().enumerate() {
-            let is_member = entry.is_marked
-                || self.known.contains(&entry.id)
-                || self.groups.contains_key(&entry.group)
-                || self.sessions.contains_key(&entry.session)
-                || self.all_below == Some(entry.parent);
-            if is_member {
+            if self.is_member_by_itself(entry) {
                 walk.enter(index);
             }
         }
@@ -111,6 +127,15 @@ impl Census {
             self.admit(entry);
         }
         walk.inside
+    }
+
+    /// Whether this entry alone shows that it belongs to the tree.
+    fn is_member_by_itself(&self, entry: &Entry) -> bool {
+        entry.is_marked
+            || self.known.contains(&entry.id)
+            || self.groups.contains_key(&entry.group)
+            || self.sessions.contains_key(&entry.session)
+            || self.all_below == Some(entry.parent)
     }
 
     fn admit(&mut self, entry: &Entry) {
@@ -213,6 +238,13 @@ impl Entry {
         Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
+    /// The same, with a look for the marker.
+    fn read_marked(pid: i32, marker: &[u8]) -> Option<Self> {
+        let mut entry = Self::read(pid)?;
+        entry.is_marked = !entry.is_kernel_thread && entry.is_alive() && has_in_environment(pid, marker);
+        Some(entry)
+    }
+
     /// The name stands in parentheses and may hold anything, parentheses too: fields are counted from the last.
     fn parse(pid: i32, stat: &[u8]) -> Option<Self> {
         let open = stat.iter().position(|byte| *byte == b'(')?;
@@ -270,11 +302,7 @@ fn table(marker: &[u8]) -> (Vec<Entry>, bool) {
         if new.is_empty() {
             return (table, true);
         }
-        table.extend(new.into_iter().filter_map(|pid| {
-            let mut entry = Entry::read(pid)?;
-            entry.is_marked = !entry.is_kernel_thread && entry.is_alive() && has_in_environment(pid, marker);
-            Some(entry)
-        }));
+        table.extend(new.into_iter().filter_map(|pid| Entry::read_marked(pid, marker)));
     }
     (table, false)
 }

@@ -21,6 +21,8 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 const FORK_PATIENCE: Duration = Duration::from_secs(30);
 /// How long all may take to stand still, before they are killed all the same.
 const FREEZE_PATIENCE: Duration = Duration::from_millis(200);
+/// After how long without new members those that were stopped are counted.
+const QUIET: Duration = Duration::from_millis(10);
 /// One look is not proof: the table is not read at one instant.
 const LOOKS_FOR_PROOF: u32 = 2;
 /// Where strangers fork so fast that no look is complete, as many have to do.
@@ -199,6 +201,9 @@ impl Ending {
             return;
         }
         // Somebody forked while we killed: only who stands still can be counted.
+        if has_new {
+            self.pause = SHORTEST_PAUSE;
+        }
         let frozen = if has_new && has_killed_before { self.freeze() } else { Vec::new() };
         let members = if frozen.is_empty() { members } else { &frozen };
         self.census.signal(members, Signal::KILL);
@@ -219,13 +224,17 @@ impl Ending {
                 return members;
             }
             self.census.signal(&moving, Signal::STOP);
+            self.census.chase(QUIET, FREEZE_PATIENCE);
         }
     }
 
     fn next_pause(&mut self, step_took: Duration) -> Progress {
         let pause = self.pause;
         self.pause = (pause * 2).min(LONGEST_PAUSE);
-        // On a machine with very many processes a look is dear: spend no more than a fifth of the time on it.
-        Progress::Wait(pause.max(step_took * 4))
+        match self.phase {
+            // On a machine with very many processes a look is dear: spend no more than a fifth of the time on it.
+            Phase::Grace { .. } => Progress::Wait(pause.max(step_took * 4)),
+            Phase::Killing { .. } | Phase::Done => Progress::Wait(pause),
+        }
     }
 }
