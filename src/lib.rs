@@ -127,6 +127,8 @@ mod config;
 mod error;
 mod event;
 mod lease;
+#[cfg(unix)]
+pub mod process;
 mod run;
 mod session;
 pub mod store;

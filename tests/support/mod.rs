@@ -21,7 +21,11 @@ pub mod proxy;
 #[cfg(feature = "sqlite")]
 pub mod sqlite_backend;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    thread,
+    time::{Duration, Instant},
+};
 
 /// A port outside the range that the system hands out to outgoing connections: nobody takes it while its owner
 /// is down for a while.
@@ -33,4 +37,13 @@ pub fn free_address() -> SocketAddr {
         }
     }
     panic!("no free TCP port between 20000 and 32000");
+}
+
+/// Waits, blocking and bounded, for something that cannot be awaited.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not so after a minute: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }

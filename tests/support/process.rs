@@ -52,13 +52,25 @@ pub struct Worker {
 impl Worker {
     /// Starts a copy of this test binary in a role, with more variables in its environment.
     pub fn spawn(role: &str, env: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(env::current_exe().expect("a process has an executable"))
+        let mut command = Command::new(env::current_exe().expect("a process has an executable"));
+        command.process_group(0);
+        Self::start(command, role, env)
+    }
+
+    /// The same as the leader of a session of its own, which may take a terminal.
+    pub fn spawn_in_session(role: &str, env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new("setsid");
+        command.arg(env::current_exe().expect("a process has an executable"));
+        Self::start(command, role, env)
+    }
+
+    fn start(mut command: Command, role: &str, env: &[(&str, &str)]) -> Self {
+        let mut child = command
             .args([ENTRY, "--exact", "--nocapture"])
             .env(ROLE, role)
             .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .process_group(0)
             .spawn()
             .expect("this binary starts again");
         let input = child.stdin.take().expect("it is piped");

@@ -1,0 +1,242 @@
+//! CMD under its guardian, as the command sees it.
+
+use std::{
+    ffi::OsString,
+    future::Future,
+    io,
+    os::unix::{net::UnixStream as StdStream, process::CommandExt as _},
+    path::PathBuf,
+    pin::Pin,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tenure::{
+    clock::{BootInstant, Clock as _, SystemClock},
+    process::{ProcessTree, TreeEnd, become_subreaper},
+};
+use tokio::net::{
+    UnixStream,
+    unix::{OwnedReadHalf, OwnedWriteHalf},
+};
+
+use crate::{
+    inherited,
+    wire::{GUARDIAN, Order, Report, Setup, Trust, take_line},
+};
+
+/// How long past the kill instant the guardian may stay silent, before it counts as lost.
+const SILENCE: Duration = Duration::from_millis(50);
+/// Timers stand still in suspend: the boot clock is read again at least this often.
+const CLOCK_STEP: Duration = Duration::from_millis(500);
+
+/// What to start.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// This binary: `/proc/self/exe` is right even when the file was replaced meanwhile.
+    pub(crate) binary: PathBuf,
+    pub(crate) setup: Setup,
+    /// CMD and its arguments.
+    pub(crate) program: Vec<OsString>,
+    /// Variables to set for CMD, or to take out of its environment.
+    pub(crate) environment: Vec<(OsString, Option<OsString>)>,
+}
+
+/// CMD, guarded. Dropping it is a stop: the guardian then ends the tree on its own.
+#[derive(Debug)]
+#[must_use = "dropping it ends CMD"]
+pub(crate) struct Guarded {
+    orders: OwnedWriteHalf,
+    kill_at: Arc<AtomicU64>,
+}
+
+/// What the guardian reports. To be read all the time: this is also what replaces a guardian that is lost.
+#[derive(Debug)]
+pub(crate) struct Reports {
+    socket: OwnedReadHalf,
+    received: Vec<u8>,
+    kill_at: Arc<AtomicU64>,
+    guardian: std::process::Child,
+    tree: ProcessTree,
+    rescue: Option<Rescue>,
+    is_over: bool,
+}
+
+/// The command does the guardian's work.
+struct Rescue {
+    tree: ProcessTree,
+    end: Pin<Box<dyn Future<Output = TreeEnd> + Send>>,
+    unsaid: Vec<Report>,
+}
+
+/// Starts the guardian and, waiting for [`go`](Guarded::go), CMD's process.
+///
+/// Needs a tokio runtime, and a process that starts no other children: when the guardian is lost, all that is
+/// below this process is ended. A signal that was ignored when this process started must still be (`nohup`):
+/// CMD inherits that. In a process that ignores SIGCHLD, nothing else may wait for children.
+pub(crate) fn start(plan: &Plan) -> io::Result<(Guarded, Reports)> {
+    // What a killed guardian leaves comes to us.
+    become_subreaper()?;
+    let (ours, theirs) = StdStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let mut command = Command::new(&plan.binary);
+    let socket = inherited::leave_open(&mut command, theirs);
+    // Signals from the terminal are for CMD, not for its guardian.
+    command.arg0("tenure").arg(GUARDIAN).arg(socket).process_group(0);
+    command.args(plan.setup.to_args()).args(&plan.program);
+    for (name, value) in &plan.environment {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let guardian = command.spawn()?;
+    let (socket, orders) = UnixStream::from_std(ours)?.into_split();
+    let kill_at = Arc::new(AtomicU64::new(plan.setup.trust.kill_at.as_nanos()));
+    let tree = ProcessTree::of(plan.setup.run).with_all_below_this_process();
+    let guarded = Guarded { orders, kill_at: kill_at.clone() };
+    let reports =
+        Reports { socket, received: Vec::new(), kill_at, guardian, tree, rescue: None, is_over: false };
+    Ok((guarded, reports))
+}
+
+/// Orders never wait. An error means that the guardian is lost; the reports tell what follows from it.
+impl Guarded {
+    /// Starts CMD, unless it was stopped or trust has ended. The terminal is given away before this, when the
+    /// guardian is [`Ready`](Report::Ready).
+    pub(crate) fn go(&self) -> io::Result<()> {
+        self.order(Order::Go)
+    }
+
+    /// Tells of a renewal.
+    pub(crate) fn trust(&self, trust: Trust) -> io::Result<()> {
+        self.kill_at.store(trust.kill_at.as_nanos(), Ordering::Relaxed);
+        self.order(Order::Trust(trust))
+    }
+
+    /// Ends the tree: asked first, killed after the grace, or at the kill instant when that comes first. A second
+    /// stop can only shorten the grace.
+    pub(crate) fn stop(&self, grace: Duration) -> io::Result<()> {
+        self.order(Order::Stop { grace })
+    }
+
+    /// Passes a signal on to CMD's group, by number.
+    pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
+        self.order(Order::Signal(signal))
+    }
+
+    fn order(&self, order: Order) -> io::Result<()> {
+        let line = format!("{order}\n");
+        // The buffer holds thousands of lines, so it takes a line whole or the guardian does not read any more.
+        match self.orders.try_write(line.as_bytes())? {
+            written if written == line.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+impl Reports {
+    /// The next report; `None` after [`Report::TreeEmpty`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Option<Report> {
+        loop {
+            if self.is_over {
+                return None;
+            }
+            if let Some(rescue) = &mut self.rescue {
+                let report = rescue.next().await;
+                self.is_over = report == Report::TreeEmpty;
+                return Some(report);
+            }
+            if let Some(line) = take_line(&mut self.received) {
+                if let Ok(report) = line.parse::<Report>() {
+                    self.is_over = report == Report::TreeEmpty;
+                    return Some(report);
+                }
+                continue;
+            }
+            let is_lost = tokio::select! {
+                biased;
+                read = read_some(&self.socket, &mut self.received) => read.is_err(),
+                () = passed(&self.kill_at) => true,
+            };
+            if is_lost {
+                self.rescue = Some(Rescue::start(self.tree.clone()));
+                return Some(Report::GuardianLost);
+            }
+        }
+    }
+}
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        // No zombie stays, if it has ended by now; it ends by itself.
+        let _ = self.guardian.try_wait();
+    }
+}
+
+impl Rescue {
+    fn start(tree: ProcessTree) -> Self {
+        let end = Box::pin(tree.clone().end(Duration::ZERO));
+        Self { tree, end, unsaid: Vec::new() }
+    }
+
+    async fn next(&mut self) -> Report {
+        while self.unsaid.is_empty() {
+            let end = (&mut self.end).await;
+            let killed = end.killed();
+            let killed = killed.map(|one| Report::Killed { pid: one.pid, name: one.name.clone() });
+            self.unsaid.extend(killed);
+            self.unsaid.push(if end.is_verified() {
+                Report::TreeEmpty
+            } else {
+                Report::Survivors(end.survivors().map(|one| one.pid).collect())
+            });
+            if !end.is_verified() {
+                self.end = Box::pin(self.tree.clone().end(Duration::ZERO));
+            }
+        }
+        self.unsaid.remove(0)
+    }
+}
+
+impl std::fmt::Debug for Rescue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rescue").field("unsaid", &self.unsaid).finish_non_exhaustive()
+    }
+}
+
+/// Waits for more; an error at the end.
+async fn read_some(socket: &OwnedReadHalf, received: &mut Vec<u8>) -> io::Result<()> {
+    loop {
+        socket.readable().await?;
+        let mut buffer = [0; 1024];
+        match socket.try_read(&mut buffer) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                received.extend_from_slice(&buffer[..read]);
+                return Ok(());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits until the kill instant has passed, wherever renewals move it meanwhile.
+async fn passed(kill_at: &AtomicU64) {
+    loop {
+        let overdue_at = BootInstant::from_nanos(kill_at.load(Ordering::Relaxed)) + SILENCE;
+        let left = overdue_at.saturating_since(SystemClock.now());
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(CLOCK_STEP)).await;
+    }
+}

@@ -1,0 +1,425 @@
+//! The guardian: a process between the command and CMD, which ends CMD's tree whatever happens to the command.
+//!
+//! It is CMD's parent and the sub-reaper of all below; nothing that CMD starts leaves it. It ends the tree when
+//! told to, when CMD has ended, when the command has died, and when the boot clock passes the end of trust: a
+//! frozen or starved command cannot keep CMD running. It takes part in nothing else: it has a process group of
+//! its own, blocks every signal that can be blocked, holds none of CMD's files, and waits for nobody.
+//!
+//! When the guardian itself is killed, the kernel kills CMD, and the command ends the rest.
+
+use std::{
+    ffi::OsString,
+    fs::OpenOptions,
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt as _},
+    },
+    process::ExitCode,
+    time::Duration,
+};
+
+use nix::sys::{
+    signal::{SigSet, Signal as Number},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
+    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
+    time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime},
+};
+use tenure::{
+    clock::{BootInstant, Clock as _, SystemClock},
+    process::{Ending, ProcessTree, Progress, TreeEnd, become_subreaper, prepare},
+};
+
+use crate::{
+    inherited, launch,
+    wire::{Group, Order, Report, Setup, Trust, take_line},
+};
+
+/// How many killed processes are told by name: a fork bomb has thousands.
+const MOST_NAMED: usize = 20;
+
+/// `tenure __guardian FD …`, see [`wire`](crate::wire).
+pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
+    let control = args.next().and_then(|arg| inherited::take(arg.to_str()?).ok());
+    let (Some(control), Ok(setup)) = (control, Setup::from_args(&mut args)) else {
+        eprintln!("tenure: the guardian is started by `tenure run` only");
+        return ExitCode::from(64);
+    };
+    match Guardian::start(control.try_clone(), setup, args.collect()) {
+        Ok(guardian) => guardian.run(),
+        Err(error) => {
+            let errno = error.raw_os_error().unwrap_or(0);
+            let report = Report::CannotStart { errno, text: error.to_string() };
+            let _ = (&control).write_all(format!("{report}\n{}\n", Report::TreeEmpty).as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Guardian {
+    control: Control,
+    gate: Gate,
+    /// CMD's process, until it was waited for: so long its id is its own.
+    child: Option<Pid>,
+    /// Whether CMD's process has become CMD: only then its end is CMD's.
+    is_program: bool,
+    group: Group,
+    tree: ProcessTree,
+    trust: Trust,
+    is_overdue: bool,
+    grace: Duration,
+    ending: Option<Ending>,
+    survivors: Vec<u32>,
+    children: SignalFd,
+    timer: Timer,
+}
+
+/// The way to CMD's process while that is not CMD yet.
+enum Gate {
+    /// It waits.
+    Shut(UnixStream),
+    /// It was told to become CMD; the socket closes when it has.
+    Open(UnixStream),
+    /// It is CMD, could not become it, or never will.
+    Gone,
+}
+
+impl Guardian {
+    fn start(control: io::Result<UnixStream>, setup: Setup, program: Vec<OsString>) -> io::Result<Self> {
+        let control = Control::new(control?)?;
+        inherited::keep_exit_statuses()?;
+        SigSet::all().thread_block()?;
+        become_subreaper()?;
+        let child_ended = SigSet::from_iter([Number::SIGCHLD]);
+        let children = SignalFd::with_flags(&child_ended, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let timer = Timer::new()?;
+
+        let (gate, theirs) = UnixStream::pair()?;
+        gate.set_nonblocking(true)?;
+        let mut command = launch::command(theirs);
+        command.args(program);
+        prepare(&mut command, setup.run);
+        if let Group::Shared(group) = setup.group {
+            command.process_group(group.try_into().map_err(io::Error::other)?);
+        }
+        let child = command.spawn()?.id();
+        let tree = ProcessTree::of(setup.run).with_root(child).with_all_below_this_process();
+        let mut guardian = Self {
+            control,
+            gate: Gate::Shut(gate),
+            child: child.try_into().ok().and_then(Pid::from_raw),
+            is_program: false,
+            group: setup.group,
+            tree,
+            trust: setup.trust,
+            is_overdue: false,
+            grace: setup.grace,
+            ending: None,
+            survivors: Vec::new(),
+            children,
+            timer,
+        };
+        let_go_of_stdio()?;
+        guardian.control.say(&Report::Ready(child));
+        Ok(guardian)
+    }
+
+    fn run(mut self) -> ExitCode {
+        loop {
+            self.hear();
+            self.check_trust();
+            self.look_through_gate();
+            self.reap();
+            let pause = match self.ending.as_mut().map(Ending::step) {
+                Some(Progress::Done) if self.settle() => return ExitCode::SUCCESS,
+                Some(Progress::Done) => Some(Duration::from_secs(1)),
+                Some(Progress::Wait(pause)) => Some(pause),
+                None => None,
+            };
+            self.control.flush();
+            self.sleep(pause);
+        }
+    }
+
+    fn hear(&mut self) {
+        while let Some(heard) = self.control.hear() {
+            match heard {
+                Heard::Order(Order::Trust(trust)) if !self.is_overdue => self.trust = trust,
+                Heard::Order(Order::Trust(_)) => {}
+                Heard::Order(Order::Go) => self.go(),
+                Heard::Order(Order::Stop { grace }) => self.end(grace),
+                Heard::Order(Order::Signal(signal)) => self.pass_on(signal),
+                Heard::End => self.end(self.grace),
+            }
+        }
+    }
+
+    fn go(&mut self) {
+        self.check_trust();
+        if self.ending.is_some() {
+            return;
+        }
+        self.gate = match std::mem::replace(&mut self.gate, Gate::Gone) {
+            Gate::Shut(mut gate) => {
+                // When it has died already, its end says so.
+                let _ = gate.write_all(b"!");
+                Gate::Open(gate)
+            }
+            other => other,
+        };
+    }
+
+    fn pass_on(&self, signal: i32) {
+        let Some((child, signal)) = self.child.zip(Signal::from_named_raw(signal)) else { return };
+        // That they are gone is no error.
+        let _ = match self.group {
+            Group::Own => kill_process_group(child, signal),
+            Group::Shared(_) => kill_process(child, signal),
+        };
+    }
+
+    /// The boot clock ends what nobody else does. There is no way back from either instant.
+    fn check_trust(&mut self) {
+        let now = SystemClock.now();
+        if now >= self.trust.until && !self.is_overdue {
+            self.is_overdue = true;
+            self.control.say(&Report::Overdue);
+        }
+        if self.is_overdue {
+            self.end(self.trust.kill_at.saturating_since(now));
+        }
+        let next = if self.is_overdue { self.trust.kill_at } else { self.trust.until };
+        self.timer.arm(Some(next).filter(|next| *next > now));
+    }
+
+    /// Begins to end the tree, or hurries.
+    fn end(&mut self, grace: Duration) {
+        let left = self.trust.kill_at.saturating_since(SystemClock.now());
+        let grace = grace.min(left);
+        match &mut self.ending {
+            Some(ending) => ending.shorten(grace),
+            None if matches!(self.gate, Gate::Shut(_)) => {
+                self.gate = Gate::Gone;
+                self.ending = Some(self.tree.clone().ending(Duration::ZERO));
+            }
+            None => self.ending = Some(self.tree.clone().ending(grace)),
+        }
+    }
+
+    /// Whether CMD's process has become CMD.
+    fn look_through_gate(&mut self) {
+        let Gate::Open(gate) = &mut self.gate else { return };
+        let mut text = [0; 1024];
+        let read = match gate.read(&mut text) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            // It died with our word unread: then it was not CMD for long.
+            Err(_) => 0,
+        };
+        self.gate = Gate::Gone;
+        if read == 0 {
+            self.is_program = true;
+            let pid = self.child.map_or(0, |child| child.as_raw_pid().unsigned_abs());
+            self.control.say(&Report::Started(pid));
+            return;
+        }
+        let text = String::from_utf8_lossy(&text[..read]);
+        let (errno, text) = text.split_once(' ').unwrap_or(("0", ""));
+        let errno = errno.parse().unwrap_or(0);
+        self.control.say(&Report::CannotStart { errno, text: text.to_owned() });
+        self.end(Duration::ZERO);
+    }
+
+    /// Takes the exit statuses of all children, those adopted too.
+    fn reap(&mut self) {
+        while let Ok(Some(_)) = self.children.read_signal() {}
+        let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+        while let Ok(Some((pid, status))) = wait(options) {
+            if self.child != Some(pid) {
+                continue;
+            }
+            // It may have become CMD, or failed to, and ended since we looked.
+            self.look_through_gate();
+            if status.stopped() || status.continued() {
+                self.tell_job_control(status);
+                continue;
+            }
+            self.child = None;
+            self.tell_end(status);
+            self.end(self.grace);
+        }
+    }
+
+    fn tell_job_control(&mut self, status: WaitStatus) {
+        if !self.is_program || self.ending.is_some() {
+            return;
+        }
+        let report = status.stopping_signal().map_or(Report::Continued, Report::Stopped);
+        self.control.say(&report);
+    }
+
+    fn tell_end(&mut self, status: WaitStatus) {
+        let report = match (status.exit_status(), status.terminating_signal()) {
+            _ if !self.is_program => return,
+            (Some(code), _) => Report::Exited(code),
+            (None, Some(signal)) => Report::Signaled(signal),
+            (None, None) => return,
+        };
+        self.control.say(&report);
+    }
+
+    /// Says what an ending came to; whether it is over.
+    fn settle(&mut self) -> bool {
+        self.reap();
+        let Some(end) = self.ending.take().map(Ending::finish) else { return false };
+        for process in end.killed().take(MOST_NAMED) {
+            self.control.say(&Report::Killed { pid: process.pid, name: process.name.clone() });
+        }
+        if end.is_verified() {
+            self.control.say(&Report::TreeEmpty);
+            self.control.flush();
+            return true;
+        }
+        self.tell_survivors(&end);
+        self.ending = Some(self.tree.clone().ending(Duration::ZERO));
+        false
+    }
+
+    fn tell_survivors(&mut self, end: &TreeEnd) {
+        let survivors: Vec<_> = end.survivors().map(|process| process.pid).collect();
+        if survivors != self.survivors {
+            self.control.say(&Report::Survivors(survivors.clone()));
+            self.survivors = survivors;
+        }
+    }
+
+    /// Until something happens, or `pause` has passed.
+    fn sleep(&self, pause: Option<Duration>) {
+        let mut files =
+            vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer.file, PollFlags::IN)];
+        if let Gate::Open(gate) = &self.gate {
+            files.push(PollFd::new(gate, PollFlags::IN));
+        }
+        if let Some(events) = self.control.awaits() {
+            files.push(PollFd::new(&self.control.socket, events));
+        }
+        let pause = pause.map(|pause| Timespec {
+            tv_sec: pause.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: pause.subsec_nanos().into(),
+        });
+        // Whatever woke us, or an interrupted call: the loop looks at everything.
+        let _ = poll(&mut files, pause.as_ref());
+    }
+}
+
+/// The line to the command. Nothing here ever waits for it.
+struct Control {
+    socket: UnixStream,
+    received: Vec<u8>,
+    unsent: Vec<u8>,
+    is_open: bool,
+}
+
+enum Heard {
+    Order(Order),
+    /// The command has died, or has let go of us.
+    End,
+}
+
+impl Control {
+    fn new(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket, received: Vec::new(), unsent: Vec::new(), is_open: true })
+    }
+
+    /// What has come in and was not answered yet.
+    fn hear(&mut self) -> Option<Heard> {
+        loop {
+            while let Some(line) = take_line(&mut self.received) {
+                // From the same binary: an unknown line cannot be.
+                if let Ok(order) = line.parse() {
+                    return Some(Heard::Order(order));
+                }
+            }
+            if !self.is_open {
+                return None;
+            }
+            let mut buffer = [0; 1024];
+            match self.socket.read(&mut buffer) {
+                Ok(read) if read > 0 => self.received.extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(_) | Err(_) => {
+                    self.is_open = false;
+                    return Some(Heard::End);
+                }
+            }
+        }
+    }
+
+    fn say(&mut self, report: &Report) {
+        self.unsent.extend_from_slice(format!("{report}\n").as_bytes());
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while !self.unsent.is_empty() {
+            match self.socket.write(&self.unsent) {
+                Ok(written) => drop(self.unsent.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Nobody is left to be told.
+                Err(_) => self.unsent.clear(),
+            }
+        }
+    }
+
+    fn awaits(&self) -> Option<PollFlags> {
+        let mut events = PollFlags::empty();
+        events.set(PollFlags::IN, self.is_open);
+        events.set(PollFlags::OUT, !self.unsent.is_empty());
+        Some(events).filter(|events| !events.is_empty())
+    }
+}
+
+/// Wakes the guardian at an instant of the boot clock, which ordinary time-outs do not follow in suspend.
+struct Timer {
+    file: OwnedFd,
+    armed: Option<BootInstant>,
+}
+
+impl Timer {
+    fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self { file: timerfd_create(TimerfdClockId::Boottime, flags)?, armed: None })
+    }
+
+    fn arm(&mut self, at: Option<BootInstant>) {
+        if self.armed == at {
+            return;
+        }
+        self.armed = at;
+        // All zero disarms; an instant to come is later than that.
+        let nanos = at.map_or(0, BootInstant::as_nanos);
+        let it_value = Timespec {
+            tv_sec: (nanos / 1_000_000_000).try_into().unwrap_or(i64::MAX),
+            tv_nsec: (nanos % 1_000_000_000).try_into().unwrap_or(0),
+        };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        timerfd_settime(&self.file, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })
+            .expect("a valid time is accepted by a valid timer");
+    }
+}
+
+/// Whoever reads CMD's output sees its end when CMD closes it.
+fn let_go_of_stdio() -> io::Result<()> {
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&null)?;
+    dup2_stdout(&null)?;
+    dup2_stderr(&null)?;
+    Ok(())
+}

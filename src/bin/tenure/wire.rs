@@ -1,0 +1,265 @@
+//! What the command and its guardian say to each other.
+//!
+//! One Unix socket, which the guardian inherits; lines of words. The guardian is set up by its arguments, so
+//! that it has a deadline before it hears anything:
+//!
+//!     tenure __guardian FD RUN_ID TRUSTED_UNTIL KILL_AT GRACE_MS own|GROUP -- CMD [ARG…]
+//!
+//! Orders, to the guardian; its end of file is the command's death:
+//!
+//!     trust TRUSTED_UNTIL KILL_AT   a renewal, in nanoseconds of the boot clock
+//!     go                            start CMD; a stop, or the end of trust, before it means: never
+//!     stop GRACE_MS                 end the tree; a second one can only shorten the grace
+//!     signal N                      pass on to CMD (to its group, where it has its own)
+//!
+//! Reports, from the guardian; an end of file without `tree-empty` is the guardian's death:
+//!
+//!     ready PID                     CMD's process is there and waits for `go`
+//!     started PID                   it runs CMD now
+//!     cannot-start ERRNO TEXT       it could not: 2 (ENOENT) is not found, all else cannot be executed
+//!     stopped N | continued         CMD's job control; silent while the tree is being ended
+//!     exited CODE | signaled N      CMD's end; its descendants are ended next
+//!     overdue                       trusted-until has passed: the tree is being ended, by KILL_AT at the latest
+//!     killed PID NAME               SIGTERM had not sufficed for this one
+//!     survivors PID…                not even SIGKILL; tried again until
+//!     tree-empty                    nothing of the tree is alive. The last line
+
+use std::{ffi::OsString, fmt, str::FromStr, time::Duration};
+
+use tenure::{RunId, clock::BootInstant};
+
+pub(crate) const GUARDIAN: &str = "__guardian";
+pub(crate) const LAUNCH: &str = "__launch";
+
+/// Until when CMD may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Trust {
+    /// From here on CMD is told to end.
+    pub(crate) until: BootInstant,
+    /// `until` and half the safety margin: by here nothing of CMD is alive.
+    pub(crate) kill_at: BootInstant,
+}
+
+/// The process group that CMD runs in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// Its own.
+    Own,
+    /// This one, with others: they want the terminal at the same time.
+    Shared(u32),
+}
+
+/// What the guardian knows from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) run: RunId,
+    pub(crate) trust: Trust,
+    /// For what CMD leaves behind, and for CMD when the command dies.
+    pub(crate) grace: Duration,
+    pub(crate) group: Group,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Trust(Trust),
+    Go,
+    Stop { grace: Duration },
+    Signal(i32),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Report {
+    Ready(u32),
+    Started(u32),
+    CannotStart {
+        errno: i32,
+        text: String,
+    },
+    Stopped(i32),
+    Continued,
+    Exited(i32),
+    Signaled(i32),
+    Overdue,
+    Killed {
+        pid: u32,
+        name: String,
+    },
+    Survivors(Vec<u32>),
+    TreeEmpty,
+    /// Never on the wire: the guardian has died or stands still, and its work is being done by the command.
+    GuardianLost,
+}
+
+/// A line or an argument that the other side would not write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Garbled;
+
+impl Setup {
+    /// In the order of the guardian's arguments, after the descriptor.
+    pub(crate) fn to_args(self) -> [OsString; 6] {
+        let group = match self.group {
+            Group::Own => "own".into(),
+            Group::Shared(group) => group.to_string(),
+        };
+        [
+            self.run.to_string(),
+            self.trust.until.as_nanos().to_string(),
+            self.trust.kill_at.as_nanos().to_string(),
+            self.grace.as_millis().to_string(),
+            group,
+            "--".into(),
+        ]
+        .map(OsString::from)
+    }
+
+    pub(crate) fn from_args(args: &mut impl Iterator<Item = OsString>) -> Result<Self, Garbled> {
+        let mut next = || args.next().and_then(|arg| arg.into_string().ok()).ok_or(Garbled);
+        let setup = Self {
+            run: parse(&next()?)?,
+            trust: Trust { until: instant(&next()?)?, kill_at: instant(&next()?)? },
+            grace: Duration::from_millis(parse(&next()?)?),
+            group: match next()?.as_str() {
+                "own" => Group::Own,
+                group => Group::Shared(parse(group)?),
+            },
+        };
+        if next()? == "--" { Ok(setup) } else { Err(Garbled) }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Trust(trust) => write!(f, "trust {} {}", trust.until.as_nanos(), trust.kill_at.as_nanos()),
+            Self::Go => f.write_str("go"),
+            Self::Stop { grace } => write!(f, "stop {}", grace.as_millis()),
+            Self::Signal(signal) => write!(f, "signal {signal}"),
+        }
+    }
+}
+
+impl FromStr for Order {
+    type Err = Garbled;
+
+    fn from_str(line: &str) -> Result<Self, Garbled> {
+        let words: Vec<_> = line.split(' ').collect();
+        match words[..] {
+            ["trust", until, kill_at] => {
+                Ok(Self::Trust(Trust { until: instant(until)?, kill_at: instant(kill_at)? }))
+            }
+            ["go"] => Ok(Self::Go),
+            ["stop", grace] => Ok(Self::Stop { grace: Duration::from_millis(parse(grace)?) }),
+            ["signal", signal] => parse(signal).map(Self::Signal),
+            _ => Err(Garbled),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(pid) => write!(f, "ready {pid}"),
+            Self::Started(pid) => write!(f, "started {pid}"),
+            Self::CannotStart { errno, text } => write!(f, "cannot-start {errno} {}", one_line(text)),
+            Self::Stopped(signal) => write!(f, "stopped {signal}"),
+            Self::Continued => f.write_str("continued"),
+            Self::Exited(code) => write!(f, "exited {code}"),
+            Self::Signaled(signal) => write!(f, "signaled {signal}"),
+            Self::Overdue => f.write_str("overdue"),
+            Self::Killed { pid, name } => write!(f, "killed {pid} {}", one_line(name)),
+            Self::Survivors(pids) => {
+                f.write_str("survivors")?;
+                pids.iter().try_for_each(|pid| write!(f, " {pid}"))
+            }
+            Self::TreeEmpty => f.write_str("tree-empty"),
+            Self::GuardianLost => f.write_str("guardian-lost"),
+        }
+    }
+}
+
+impl FromStr for Report {
+    type Err = Garbled;
+
+    fn from_str(line: &str) -> Result<Self, Garbled> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        Ok(match word {
+            "ready" => Self::Ready(parse(rest)?),
+            "started" => Self::Started(parse(rest)?),
+            "cannot-start" => {
+                let (errno, text) = rest.split_once(' ').ok_or(Garbled)?;
+                Self::CannotStart { errno: parse(errno)?, text: text.into() }
+            }
+            "stopped" => Self::Stopped(parse(rest)?),
+            "continued" => Self::Continued,
+            "exited" => Self::Exited(parse(rest)?),
+            "signaled" => Self::Signaled(parse(rest)?),
+            "overdue" => Self::Overdue,
+            "killed" => {
+                let (pid, name) = rest.split_once(' ').ok_or(Garbled)?;
+                Self::Killed { pid: parse(pid)?, name: name.into() }
+            }
+            "survivors" => Self::Survivors(rest.split_whitespace().map(parse).collect::<Result<_, _>>()?),
+            "tree-empty" => Self::TreeEmpty,
+            _ => return Err(Garbled),
+        })
+    }
+}
+
+/// Takes whole lines out of what was received; the rest stays.
+pub(crate) fn take_line(received: &mut Vec<u8>) -> Option<String> {
+    let end = received.iter().position(|byte| *byte == b'\n')?;
+    let line: Vec<_> = received.drain(..=end).collect();
+    Some(String::from_utf8_lossy(&line[..end]).into_owned())
+}
+
+/// A program may name itself with any bytes.
+fn one_line(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
+}
+
+fn parse<T: FromStr>(word: &str) -> Result<T, Garbled> {
+    word.parse().map_err(|_| Garbled)
+}
+
+fn instant(word: &str) -> Result<BootInstant, Garbled> {
+    parse(word).map(BootInstant::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_reads_back() {
+        let trust = Trust { until: BootInstant::from_nanos(1), kill_at: BootInstant::from_nanos(2) };
+        let grace = Duration::from_millis(1_500);
+        for order in [Order::Trust(trust), Order::Go, Order::Stop { grace }, Order::Signal(15)] {
+            assert_eq!(order.to_string().parse(), Ok(order));
+        }
+        for report in [
+            Report::Ready(1),
+            Report::Started(1),
+            Report::CannotStart { errno: 2, text: "No such file".into() },
+            Report::Stopped(20),
+            Report::Continued,
+            Report::Exited(3),
+            Report::Signaled(9),
+            Report::Overdue,
+            Report::Killed { pid: 4, name: "a b".into() },
+            Report::Survivors(vec![5, 6]),
+            Report::TreeEmpty,
+        ] {
+            assert_eq!(report.to_string().parse(), Ok(report));
+        }
+        for group in [Group::Own, Group::Shared(7)] {
+            let setup = Setup { run: RunId::random(), trust, grace, group };
+            assert_eq!(Setup::from_args(&mut setup.to_args().into_iter()), Ok(setup));
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_line_break_stays_one_line() {
+        let report = Report::Killed { pid: 1, name: "x\ntree-empty".into() };
+        assert!(!report.to_string().contains('\n'));
+    }
+}

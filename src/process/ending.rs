@@ -1,0 +1,240 @@
+//! Ending a tree, step by step: ask, wait, kill, verify.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+
+use super::{
+    Identity, Look, Member, Outcome, ProcessEnd, TreeEnd,
+    census::{Census, started_before},
+};
+use crate::clock::{BootInstant, Clock as _, SystemClock};
+
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// How long processes that were killed may take to go. Freeing much memory takes a while.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// The same while new ones keep appearing.
+const FORK_PATIENCE: Duration = Duration::from_secs(30);
+/// How long all may take to stand still, before they are killed all the same.
+const FREEZE_PATIENCE: Duration = Duration::from_millis(200);
+/// After how long without new members those that were stopped are counted.
+const QUIET: Duration = Duration::from_millis(10);
+/// One look is not proof: the table is not read at one instant.
+const LOOKS_FOR_PROOF: u32 = 2;
+/// Where strangers fork so fast that no look is complete, as many have to do.
+const INCOMPLETE_LOOKS_FOR_PROOF: u32 = 20;
+
+/// The end of a tree, under way. For a caller with a loop of his own; else see
+/// [`ProcessTree::end`](super::ProcessTree::end).
+#[derive(Debug)]
+#[must_use = "processes are signalled only by its steps"]
+pub struct Ending {
+    census: Census,
+    phase: Phase,
+    /// All that were ever found.
+    seen: HashMap<Identity, Seen>,
+    /// How many looks in a row found nobody: complete ones, and all.
+    empty_looks: (u32, u32),
+    pause: Duration,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Members may end by themselves until then.
+    Grace { until: Instant, asked: Option<Asked> },
+    /// Since then, whatever is found is killed.
+    Killing { since: Instant },
+    /// The last look is what counts.
+    Done,
+}
+
+/// SIGTERM was sent.
+#[derive(Debug)]
+struct Asked {
+    at: BootInstant,
+    members: HashSet<Identity>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    name: String,
+    was_killed: bool,
+    is_alive: bool,
+}
+
+/// What a step came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Step again after this pause, or sooner.
+    Wait(Duration),
+    /// Nothing is left, or nothing can be done about the rest.
+    Done,
+}
+
+impl Ending {
+    pub(super) fn new(census: Census, grace: Duration) -> Self {
+        let now = Instant::now();
+        let phase = match now.checked_add(grace) {
+            _ if grace.is_zero() => Phase::Killing { since: now },
+            Some(until) => Phase::Grace { until, asked: None },
+            // Later than the clock can say is never: a century will do.
+            None => Phase::Grace { until: now + Duration::from_secs(3_155_760_000), asked: None },
+        };
+        Self { census, phase, seen: HashMap::new(), empty_looks: (0, 0), pause: SHORTEST_PAUSE }
+    }
+
+    /// Leaves no more than this of the grace, counted from now; zero kills with the next step.
+    ///
+    /// The grace is never made longer.
+    pub fn shorten(&mut self, grace: Duration) {
+        let now = Instant::now();
+        if let Phase::Grace { until, .. } = &mut self.phase {
+            if grace.is_zero() {
+                self.phase = Phase::Killing { since: now };
+            } else if let Some(sooner) = now.checked_add(grace) {
+                *until = sooner.min(*until);
+            }
+        }
+    }
+
+    /// Looks who is alive, and signals who is to be signalled. Reads the process table, never sleeps for long.
+    pub fn step(&mut self) -> Progress {
+        if matches!(self.phase, Phase::Done) {
+            return Progress::Done;
+        }
+        let began = Instant::now();
+        let Look { members, is_complete } = self.look();
+        if members.is_empty() {
+            return self.note_empty_look(is_complete);
+        }
+        self.empty_looks = (0, 0);
+        let now = Instant::now();
+        if matches!(self.phase, Phase::Grace { until, .. } if until <= now) {
+            self.phase = Phase::Killing { since: now };
+            self.pause = SHORTEST_PAUSE;
+        }
+        match self.phase {
+            Phase::Grace { .. } => self.ask(&members),
+            Phase::Killing { since } => self.kill(&members, since),
+            Phase::Done => {}
+        }
+        if matches!(self.phase, Phase::Done) {
+            return Progress::Done;
+        }
+        self.next_pause(began.elapsed())
+    }
+
+    /// What it came to. Before [`Progress::Done`], those not gone yet are survivors.
+    pub fn finish(self) -> TreeEnd {
+        let mut processes: Vec<_> = self
+            .seen
+            .into_iter()
+            .map(|(id, seen)| ProcessEnd {
+                pid: id.pid.unsigned_abs(),
+                name: seen.name,
+                how: match (seen.is_alive, seen.was_killed) {
+                    (true, _) => Outcome::Survived,
+                    (false, true) => Outcome::Killed,
+                    (false, false) => Outcome::Terminated,
+                },
+            })
+            .collect();
+        processes.sort_by_key(|process| process.pid);
+        TreeEnd { processes }
+    }
+
+    /// One look, kept in mind.
+    fn look(&mut self) -> Look {
+        let look = self.census.scan();
+        for seen in self.seen.values_mut() {
+            seen.is_alive = false;
+        }
+        for member in &look.members {
+            let seen = self.seen.entry(member.id).or_insert_with(|| Seen {
+                name: String::new(),
+                was_killed: false,
+                is_alive: true,
+            });
+            seen.is_alive = true;
+            seen.name.clone_from(&member.name);
+        }
+        look
+    }
+
+    fn note_empty_look(&mut self, is_complete: bool) -> Progress {
+        let (complete, all) = &mut self.empty_looks;
+        *complete += u32::from(is_complete);
+        *all += 1;
+        if *complete < LOOKS_FOR_PROOF && *all < INCOMPLETE_LOOKS_FOR_PROOF {
+            return Progress::Wait(SHORTEST_PAUSE);
+        }
+        self.phase = Phase::Done;
+        Progress::Done
+    }
+
+    fn ask(&mut self, members: &[Member]) {
+        let Phase::Grace { asked, .. } = &mut self.phase else { return };
+        let is_first = asked.is_none();
+        let asked = asked.get_or_insert_with(|| Asked { at: SystemClock.now(), members: HashSet::new() });
+        // One that had started and was missed is asked late. Whoever started later is the work of one that is
+        // ending, such as a clean-up.
+        let is_to_ask = |member: &&Member| {
+            is_first || !asked.members.contains(&member.id) && started_before(member, asked.at)
+        };
+        let to_ask: Vec<_> = members.iter().filter(is_to_ask).cloned().collect();
+        self.census.signal(&to_ask, Signal::TERM);
+        self.census.signal(&to_ask, Signal::CONT);
+        asked.members.extend(to_ask.iter().map(|member| member.id));
+    }
+
+    fn kill(&mut self, members: &[Member], since: Instant) {
+        let is_new = |id: &Identity| !self.seen.get(id).is_some_and(|seen| seen.was_killed);
+        let has_new = members.iter().any(|member| is_new(&member.id));
+        let has_killed_before = self.seen.values().any(|seen| seen.was_killed);
+        let patience = if has_new { FORK_PATIENCE } else { KILL_PATIENCE };
+        if since.elapsed() > patience {
+            self.phase = Phase::Done;
+            return;
+        }
+        // Somebody forked while we killed: only who stands still can be counted.
+        if has_new {
+            self.pause = SHORTEST_PAUSE;
+        }
+        let frozen = if has_new && has_killed_before { self.freeze() } else { Vec::new() };
+        let members = if frozen.is_empty() { members } else { &frozen };
+        self.census.signal(members, Signal::KILL);
+        for member in members {
+            if let Some(seen) = self.seen.get_mut(&member.id) {
+                seen.was_killed = true;
+            }
+        }
+    }
+
+    /// Stops all members, those they start meanwhile too; answers who is alive then.
+    fn freeze(&mut self) -> Vec<Member> {
+        let deadline = Instant::now() + FREEZE_PATIENCE;
+        loop {
+            let Look { members, .. } = self.look();
+            let moving: Vec<_> = members.iter().filter(|member| !member.is_stopped).cloned().collect();
+            if moving.is_empty() || Instant::now() > deadline {
+                return members;
+            }
+            self.census.signal(&moving, Signal::STOP);
+            self.census.chase(QUIET, FREEZE_PATIENCE);
+        }
+    }
+
+    fn next_pause(&mut self, step_took: Duration) -> Progress {
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        match self.phase {
+            // On a machine with very many processes a look is dear: spend no more than a fifth of the time on it.
+            Phase::Grace { .. } => Progress::Wait(pause.max(step_took * 4)),
+            Phase::Killing { .. } | Phase::Done => Progress::Wait(pause),
+        }
+    }
+}
