@@ -8,7 +8,7 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicI64, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use futures::{
@@ -56,6 +56,11 @@ impl Run {
     /// The number by which resources tell this run from earlier ones.
     pub fn fence(&self) -> FencingToken {
         self.shared.fence
+    }
+
+    /// When the session was acquired, by the database's clock.
+    pub fn acquired_at(&self) -> SystemTime {
+        instant(self.shared.acquired_at_micros)
     }
 
     /// A token that is cancelled when the run ends, for whatever reason. Cancelling it yourself stops only who
@@ -267,6 +272,11 @@ fn set_phase(shared: &Shared, actor: &actix::Addr<RunActor>, phase: &str) -> Res
     Ok(())
 }
 
+/// Microseconds since 1970, as a value of the standard library.
+pub(crate) fn instant(micros: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
+}
+
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -283,6 +293,7 @@ pub(crate) struct Shared {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
     pub(crate) fence: FencingToken,
+    pub(crate) acquired_at_micros: i64,
     clock: SharedClock,
     trust: Trust,
     /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
@@ -309,6 +320,7 @@ pub(crate) struct Start {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
     pub(crate) fence: FencingToken,
+    pub(crate) acquired_at_micros: i64,
     pub(crate) trusted_until: BootInstant,
     pub(crate) expires_at_micros: i64,
     pub(crate) phase: Phase,
@@ -316,11 +328,12 @@ pub(crate) struct Start {
 
 impl Shared {
     pub(crate) fn new(start: Start, clock: SharedClock, token: CancellationToken) -> Self {
-        let Start { key, run_id, fence, trusted_until, expires_at_micros, phase } = start;
+        let Start { key, run_id, fence, acquired_at_micros, trusted_until, expires_at_micros, phase } = start;
         Self {
             key,
             run_id,
             fence,
+            acquired_at_micros,
             clock,
             trust: Trust::until(trusted_until),
             expires_at_micros: AtomicI64::new(expires_at_micros),

@@ -119,6 +119,10 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// work with; otherwise as [`connect`](Self::connect).
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
+    /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script for people who
+    /// apply such things by hand.
+    fn schema(&self) -> String;
+
     /// Where the database is, for people: never with a password.
     fn location(&self) -> &str;
 }

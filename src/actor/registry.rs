@@ -3,11 +3,7 @@
 //! It refuses from memory, but only the database grants (invariant I1). It starts one run actor per grant,
 //! hears of every end, and watches the local clocks for all of them.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use futures::channel::oneshot;
@@ -24,7 +20,7 @@ use crate::{
     error::{AcquireError, Busy},
     event::{RunEvent, RunRef},
     lease::{EndReason, Lease},
-    run::{Run, Shared, Start},
+    run::{Run, Shared, Start, instant},
     session::{Holder, Label, NodeId, Phase, RunId, SessionKey, Stage},
     store::{Acquire, Grant, StoreError},
 };
@@ -63,7 +59,6 @@ struct Running {
     shared: Arc<Shared>,
     actor: Addr<RunActor>,
     label: Label,
-    since_micros: i64,
     /// Attempts to acquire before the one that was granted, whose effect is unknown.
     unknown: u32,
 }
@@ -200,6 +195,7 @@ impl Registry {
             key: key.clone(),
             run_id,
             fence: grant.fence,
+            acquired_at_micros: grant.acquired_at_micros,
             trusted_until: lease.trusted_until(),
             expires_at_micros: grant.expires_at_micros,
             phase: first.phase.clone(),
@@ -212,13 +208,7 @@ impl Registry {
             actor.do_send(Stop(EndReason::stopped(request)));
         }
         let AcquireSession { label, reply, .. } = first;
-        let running = Running {
-            shared: shared.clone(),
-            actor: actor.clone(),
-            label,
-            since_micros: grant.acquired_at_micros,
-            unknown,
-        };
+        let running = Running { shared: shared.clone(), actor: actor.clone(), label, unknown };
         for request in parked {
             request.answer(Err(busy(running.holder(&self.links))));
         }
@@ -448,7 +438,7 @@ impl Running {
             fence: self.shared.fence,
             stage: if self.shared.reason().is_some() { Stage::Stopping } else { Stage::Running },
             phase: self.shared.phase(),
-            since: instant(self.since_micros),
+            since: instant(self.shared.acquired_at_micros),
             expires_at: instant(self.shared.expires_at_micros()),
             expires_in: if trusted_for.is_zero() { Duration::ZERO } else { trusted_for + margin },
             stop: None,
@@ -458,8 +448,4 @@ impl Running {
 
 fn busy(holder: Holder) -> AcquireError {
     AcquireError::Busy(Box::new(Busy::new(holder)))
-}
-
-fn instant(micros: i64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
 }

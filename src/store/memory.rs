@@ -263,6 +263,10 @@ impl LeaseStore for MemoryStore {
         async { Ok(Migrated::new(1, 1)) }.boxed()
     }
 
+    fn schema(&self) -> String {
+        String::new()
+    }
+
     fn location(&self) -> &str {
         "memory"
     }

@@ -87,6 +87,10 @@ impl LeaseStore for PostgresStore {
         })
     }
 
+    fn schema(&self) -> String {
+        schema::script()
+    }
+
     fn location(&self) -> &str {
         &self.target.location
     }

@@ -96,6 +96,10 @@ impl LeaseStore for SqliteStore {
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
     }
 
+    fn schema(&self) -> String {
+        schema::script()
+    }
+
     fn location(&self) -> &str {
         self.file.location()
     }

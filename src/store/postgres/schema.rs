@@ -78,6 +78,17 @@ pub(super) async fn migrate(session: &mut Session) -> Result<Migrated, StoreErro
     Ok(Migrated::new(from, KNOWN))
 }
 
+/// The same for an empty database, as one transaction to be run by hand.
+pub(super) fn script() -> String {
+    let mut script = format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\nCREATE SCHEMA tenure;\n");
+    script.push_str(include_str!("bootstrap.sql"));
+    for step in MIGRATIONS {
+        script.push_str(&format!("\n{}\n{};\n", step.sql, record(step)));
+    }
+    script.push_str("COMMIT;\n");
+    script
+}
+
 /// `Some` when there is nothing to do.
 fn current(newest: Option<(i32, i32)>, location: &str) -> Result<Option<Migrated>, StoreError> {
     match check(newest, location) {
@@ -112,14 +123,15 @@ async fn apply(connection: &mut sqlx::PgConnection, from: u32) -> Result<(), sql
         connection.execute(sqlx::raw_sql("CREATE SCHEMA tenure")).await?;
     }
     connection.execute(sqlx::raw_sql(include_str!("bootstrap.sql"))).await?;
-    for Migration { version, compatible_from, sql } in MIGRATIONS.iter().filter(|step| step.version > from) {
-        connection.execute(sqlx::raw_sql(*sql)).await?;
-        let record = format!(
-            "INSERT INTO tenure.migration (version, compatible_from) VALUES ({version}, {compatible_from})"
-        );
-        connection.execute(sqlx::raw_sql(AssertSqlSafe(record))).await?;
+    for step in MIGRATIONS.iter().filter(|step| step.version > from) {
+        connection.execute(sqlx::raw_sql(step.sql)).await?;
+        connection.execute(sqlx::raw_sql(AssertSqlSafe(record(step)))).await?;
     }
     Ok(())
+}
+
+fn record(Migration { version, compatible_from, .. }: &Migration) -> String {
+    format!("INSERT INTO tenure.migration (version, compatible_from) VALUES ({version}, {compatible_from})")
 }
 
 #[cfg(test)]

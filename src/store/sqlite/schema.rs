@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection as _, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 use tokio::time::Instant;
 
 use super::failure::Failure;
@@ -26,6 +26,35 @@ const MIGRATIONS: &[Migration] = &[Migration {
 /// How long to go on trying while others hold the file. `busy_timeout` is not enough: the switch of a new file
 /// to write-ahead logging answers "database is locked" at once when several processes try it together.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+const BOOTSTRAP: &str = "\
+-- The steps of the schema that were applied to this file.
+CREATE TABLE IF NOT EXISTS tenure_migration (
+    -- The number of the step.
+    version INTEGER PRIMARY KEY,
+    -- The oldest schema version whose releases still work with the schema after this step.
+    compatible_from INTEGER NOT NULL,
+    -- When the step was applied, in ms since 1970.
+    applied_at INTEGER NOT NULL
+) STRICT;
+";
+
+/// What sets up an empty file, to be run by hand.
+pub(super) fn script() -> String {
+    let mut script = format!("PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n{BOOTSTRAP}");
+    for migration in MIGRATIONS {
+        script.push_str(&format!("\n{}\n{};\n", migration.sql, record(migration)));
+    }
+    script.push_str("COMMIT;\n");
+    script
+}
+
+fn record(Migration { version, compatible_from, .. }: &Migration) -> String {
+    format!(
+        "INSERT INTO tenure_migration \
+         VALUES ({version}, {compatible_from}, CAST(round(unixepoch('subsec') * 1000) AS INTEGER))"
+    )
+}
 
 fn known() -> u32 {
     MIGRATIONS.last().map_or(0, |migration| migration.version)
@@ -81,19 +110,7 @@ async fn migrate(sqlite: &mut SqliteConnection) -> Result<Migrated, Failure> {
         accept(from, compatible_from)?;
         return Ok(Migrated::new(from, from));
     }
-    sqlx::raw_sql(
-        "-- The steps of the schema that were applied to this file.
-         CREATE TABLE IF NOT EXISTS tenure_migration (
-             -- The number of the step.
-             version INTEGER PRIMARY KEY,
-             -- The oldest schema version whose releases still work with the schema after this step.
-             compatible_from INTEGER NOT NULL,
-             -- When the step was applied, in ms since 1970.
-             applied_at INTEGER NOT NULL
-         ) STRICT",
-    )
-    .execute(&mut *transaction)
-    .await?;
+    sqlx::raw_sql(BOOTSTRAP).execute(&mut *transaction).await?;
     for migration in MIGRATIONS.iter().filter(|migration| migration.version > from) {
         apply(&mut transaction, migration).await?;
     }
@@ -103,13 +120,7 @@ async fn migrate(sqlite: &mut SqliteConnection) -> Result<Migrated, Failure> {
 
 async fn apply(transaction: &mut SqliteConnection, migration: &Migration) -> Result<(), Failure> {
     sqlx::raw_sql(migration.sql).execute(&mut *transaction).await?;
-    sqlx::query(
-        "INSERT INTO tenure_migration VALUES (?1, ?2, CAST(round(unixepoch('subsec') * 1000) AS INTEGER))",
-    )
-    .bind(migration.version)
-    .bind(migration.compatible_from)
-    .execute(transaction)
-    .await?;
+    sqlx::raw_sql(AssertSqlSafe(record(migration))).execute(transaction).await?;
     Ok(())
 }
 
