@@ -63,11 +63,8 @@ pub(super) async fn migrate(session: &mut Session) -> Result<Migrated, StoreErro
     if let Some(current) = current(found, &location)? {
         return Ok(current);
     }
-    let mut transaction = session
-        .connection()
-        .begin_with("BEGIN ISOLATION LEVEL READ COMMITTED")
-        .await
-        .map_err(denied)?;
+    let mut transaction =
+        session.connection().begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await.map_err(denied)?;
     let lock = format!("SELECT pg_advisory_xact_lock({LOCK})");
     transaction.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(denied)?;
     // Somebody else may have been faster; what it committed is visible from behind the lock.
