@@ -1,9 +1,12 @@
 //! One request for a session on its way to the database and back.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use actix::Recipient;
-use futures::FutureExt;
+use futures::{
+    FutureExt,
+    future::{Either, select},
+};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -67,9 +70,27 @@ impl Acquisition {
     async fn run(self) -> (Settled, u32) {
         let mut attempts = Attempts::default();
         let deadline = Instant::now() + self.timing.acquire_timeout();
-        let settled = timeout_at(deadline, self.attempts(&mut attempts)).await;
-        let settled = settled.unwrap_or_else(|_elapsed| Settled::Failed(self.late(&attempts)));
+        let settled = {
+            let settled = pin!(timeout_at(deadline, self.attempts(&mut attempts)));
+            let abandoned = pin!(self.long_abandoned());
+            match select(settled, abandoned).await {
+                Either::Left((settled, _)) => Some(settled),
+                Either::Right(_) => None,
+            }
+        };
+        let settled = match settled {
+            Some(Ok(settled)) => settled,
+            Some(Err(_elapsed)) => Settled::Failed(self.late(&attempts)),
+            None => self.unwanted(),
+        };
         (settled, attempts.unknown + u32::from(attempts.in_flight))
+    }
+
+    /// Nobody waits any more, and not even a statement under way was answered meanwhile. Its own time-out may be
+    /// seconds away, and would keep the session from others for as long.
+    async fn long_abandoned(&self) {
+        self.abandoned.cancelled().await;
+        sleep(LONGEST_COMPENSATION_PAUSE).await;
     }
 
     async fn attempts(&self, attempts: &mut Attempts) -> Settled {
@@ -98,6 +119,10 @@ impl Acquisition {
             }
             sleep(pause(attempts.next(), self.timing.longest_backoff())).await;
         }
+        self.unwanted()
+    }
+
+    fn unwanted(&self) -> Settled {
         Settled::Failed(self.unavailable("the request was abandoned".to_owned()))
     }
 
@@ -137,7 +162,7 @@ pub(crate) struct Orphan {
 
 /// Asks for the orphan's release until all the rows it can have were deleted, or one ttl has passed since its
 /// last acquire can have been sent (invariant I7). One release is not enough: it may overtake the acquire that
-/// it is to undo.
+/// it is to undo. Only when time is up (`given_up`) there is one last attempt, and no more.
 pub(crate) async fn compensate(
     orphan: Orphan,
     lane: LaneAddr<Releasing>,
@@ -147,12 +172,16 @@ pub(crate) async fn compensate(
     let Orphan { key, run_id, mut rows } = orphan;
     let until = Instant::now() + timing.ttl();
     let (mut attempt, mut alone) = (0, false);
-    while rows > 0 && Instant::now() < until && !given_up.is_cancelled() {
+    while rows > 0 && Instant::now() < until {
+        let last = given_up.is_cancelled();
         let outcome = lane.ask(Release { key: key.clone(), run_id }, alone).await.outcome;
         if let Ok(ReleaseOutcome::Released) = outcome {
             tracing::debug!(%key, %run_id, "gave back what an acquire of unknown outcome had taken");
             rows -= 1;
             continue;
+        }
+        if last {
+            return;
         }
         alone = matches!(outcome, Ok(ReleaseOutcome::Locked));
         attempt += 1;

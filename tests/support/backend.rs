@@ -6,6 +6,9 @@ use tenure::{SessionKey, store::SharedStore};
 
 /// A fresh, migrated, empty database.
 pub trait Backend {
+    /// How a process connects.
+    fn url(&self) -> String;
+
     /// Its store.
     fn store(&self) -> SharedStore;
 

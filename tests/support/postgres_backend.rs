@@ -55,6 +55,10 @@ impl PostgresBackend {
 }
 
 impl Backend for PostgresBackend {
+    fn url(&self) -> String {
+        self.database.url()
+    }
+
     fn store(&self) -> SharedStore {
         self.store.clone()
     }

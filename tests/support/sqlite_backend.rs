@@ -29,8 +29,7 @@ impl SqliteBackend {
 
     /// A connection that knows nothing of leases.
     pub async fn raw(&self) -> SqliteConnection {
-        let url = format!("sqlite://{}/tenure.db", self.directory.path().display());
-        SqliteConnection::connect(&url).await.expect("the file is there")
+        SqliteConnection::connect(&self.url()).await.expect("the file is there")
     }
 
     /// Statements on a connection of their own.
@@ -49,6 +48,10 @@ impl SqliteBackend {
 }
 
 impl Backend for SqliteBackend {
+    fn url(&self) -> String {
+        format!("sqlite://{}/tenure.db", self.directory.path().display())
+    }
+
     fn store(&self) -> SharedStore {
         self.store.clone()
     }
