@@ -52,7 +52,7 @@ mod workers {
     use super::{
         guarded::{Guarded, Plan, Reports, start},
         support::process::{Commands, Worker, say},
-        terminal::{Terminal, suspend},
+        terminal::Terminal,
         wire::{Group, Report, Setup, Trust},
     };
 
@@ -170,8 +170,9 @@ mod workers {
 
         async fn on_stopped(&mut self) {
             let Some((terminal, guarded)) = self.terminal.as_mut().zip(self.guarded.as_ref()) else { return };
-            terminal.take_back();
-            suspend().await.unwrap();
+            if !terminal.follow_stop(self.group).await.unwrap() {
+                return;
+            }
             say(if terminal.is_ours() { "resumed in front" } else { "resumed behind" });
             if variable("LOST").is_some() {
                 guarded.stop(Duration::ZERO).unwrap();
@@ -317,25 +318,15 @@ impl Rig {
     }
 }
 
-/// Ends what a failed test leaves, without the code under test: all that has the test's directory in its
-/// environment.
+/// Ends what a failed test leaves, without the code under test.
 impl Drop for Rig {
     fn drop(&mut self) {
-        let own = i32::try_from(std::process::id()).unwrap();
-        let mark = format!("dir={}", self.dir.path().display());
-        let marked = |pid: i32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|pair| pair == mark.as_bytes())
-        };
-        let named = self.pids();
-        let all = process_table::all().into_iter().map(|process| process.pid).filter(|pid| *pid != own);
-        let left: Vec<_> = all.filter(|pid| marked(*pid)).collect();
-        // One with a cleared environment is killed only if it is still what the script started.
-        let cleared = named.into_iter().filter(|pid| {
-            fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x006000\0")
-        });
-        for pid in left.into_iter().chain(cleared) {
-            process_table::signal(pid, Signal::KILL);
+        process_table::kill_all_with(&format!("dir={}", self.dir.path().display()));
+        for pid in self.pids() {
+            // One with a cleared environment shows only by what it does.
+            if fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x006000\0") {
+                process_table::signal(pid, Signal::KILL);
+            }
         }
     }
 }
@@ -552,7 +543,7 @@ async fn the_guardian_ignores_what_is_meant_for_others() {
 
 #[tokio::test]
 async fn cmd_gets_no_file_and_no_blocked_signal_of_ours_and_the_guardian_none_of_cmds() {
-    let script = r#"ls /proc/$$/fd > $dir/files; cat /proc/$$/status > $dir/status
+    let script = r#"ls /proc/$$/fd > $dir/files; cat /proc/self/status > $dir/status
         env > $dir/env; ready; while ! [ -e $dir/end ]; do sleep 0.01; done"#;
     let mut rig = Rig::new(script, &[]);
     let pid = rig.go().await;

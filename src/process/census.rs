@@ -77,9 +77,9 @@ impl Census {
         Look { members: alive.map(|(entry, _)| entry.member()).collect(), is_complete }
     }
 
-    /// Sends a signal to members: to a whole group at once where it is the tree's own, so that no fork in it can
-    /// slip through; else one by one. That one is gone, or may not be signalled, shows at the next look.
-    pub(super) fn signal(&self, members: &[Member], signal: Signal) {
+    /// Sends a signal to all members: to a whole group at once where it is the tree's own, so that no fork in it
+    /// can slip through; else one by one. That one is gone, or may not be signalled, shows at the next look.
+    pub(super) fn signal_all(&self, members: &[Member], signal: Signal) {
         let mut reached = HashSet::new();
         for member in members {
             let is_own = self.groups.contains_key(&member.group) && member.group != getpgrp().as_raw_pid();
@@ -88,8 +88,13 @@ impl Census {
             }
         }
         for member in members.iter().filter(|member| !reached.contains(&member.group)) {
-            let _ = send(member.id, signal);
+            self.signal_one(member, signal);
         }
+    }
+
+    /// Sends a signal to one member, and not to its group.
+    pub(super) fn signal_one(&self, member: &Member, signal: Signal) {
+        let _ = send(member.id, signal);
     }
 
     /// Stops whoever newly appears in the tree, at once, until nobody has for `quiet` or `bound` has passed.
@@ -101,11 +106,22 @@ impl Census {
         let mut last_seen = began;
         let mut listed: HashSet<_> = list().into_iter().collect();
         while last_seen.elapsed() < quiet && began.elapsed() < bound {
-            for pid in list().into_iter().filter(|pid| listed.insert(*pid)) {
-                let Some(entry) = Entry::read_marked(pid, &self.marker) else { continue };
+            for pid in list() {
+                if listed.contains(&pid) {
+                    continue;
+                }
+                let Some(entry) = Entry::read(pid) else { continue };
                 let is_child_of_member = self.known.iter().any(|id| id.pid == entry.parent);
-                if self.is_member_by_itself(&entry) || is_child_of_member {
-                    let _ = send(entry.id, Signal::STOP);
+                let is_member = if is_child_of_member || self.is_member_by_itself(&entry) {
+                    Some(true)
+                } else {
+                    entry.shows(&self.marker)
+                };
+                // In the middle of an exec, it is looked at again in the next round.
+                let Some(is_member) = is_member else { continue };
+                listed.insert(pid);
+                if is_member {
+                    self.signal_one(&entry.member(), Signal::STOP);
                     self.admit(&entry);
                     last_seen = Instant::now();
                 }
@@ -240,9 +256,33 @@ impl Entry {
 
     /// The same, with a look for the marker.
     fn read_marked(pid: i32, marker: &[u8]) -> Option<Self> {
-        let mut entry = Self::read(pid)?;
-        entry.is_marked = !entry.is_kernel_thread && entry.is_alive() && has_in_environment(pid, marker);
-        Some(entry)
+        for _ in 0..EXEC_LOOKS {
+            let mut entry = Self::read(pid)?;
+            if let Some(is_marked) = entry.shows(marker) {
+                entry.is_marked = is_marked;
+                return Some(entry);
+            }
+            thread::sleep(EXEC_PAUSE);
+        }
+        Self::read(pid)
+    }
+
+    /// Whether the environment it was started with has a variable; `prefix` is `NAME=`. `None` in the middle of
+    /// an exec, when a process shows none.
+    fn shows(&self, prefix: &[u8]) -> Option<bool> {
+        if self.is_kernel_thread || !self.is_alive() {
+            return Some(false);
+        }
+        let pid = self.id.pid;
+        let mut environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if environment.is_empty() {
+            // One truly without shows arguments all the same. An exec may have come to an end just now.
+            if fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty()) {
+                return None;
+            }
+            environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        }
+        Some(environment.split(|byte| *byte == 0).any(|pair| pair.starts_with(prefix)))
     }
 
     /// The name stands in parentheses and may hold anything, parentheses too: fields are counted from the last.
@@ -310,24 +350,6 @@ fn table(marker: &[u8]) -> (Vec<Entry>, bool) {
 fn list() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// Whether the environment that a process was started with has a variable; `prefix` is `NAME=`.
-fn has_in_environment(pid: i32, prefix: &[u8]) -> bool {
-    for _ in 0..EXEC_LOOKS {
-        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
-        if !environment.is_empty() {
-            return environment.split(|byte| *byte == 0).any(|pair| pair.starts_with(prefix));
-        }
-        // In the middle of an exec a process shows no environment; truly without one, it still shows arguments.
-        thread::sleep(EXEC_PAUSE);
-        let is_amid_exec = fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty());
-        if !is_amid_exec {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            return environment.split(|byte| *byte == 0).any(|pair| pair.starts_with(prefix));
-        }
-    }
-    false
 }
 
 fn own_pid() -> i32 {
@@ -453,10 +475,10 @@ mod tests {
 
     #[test]
     fn a_marker_is_a_whole_name() {
-        let own = own_pid();
+        let own = Entry::read(own_pid()).unwrap();
         // Set by cargo for every test it runs.
-        assert!(has_in_environment(own, b"CARGO_MANIFEST_DIR="));
-        assert!(!has_in_environment(own, b"ARGO_MANIFEST_DIR="));
-        assert!(!has_in_environment(own, b"CARGO_MANIFEST_DIR_NOT="));
+        assert_eq!(own.shows(b"CARGO_MANIFEST_DIR="), Some(true));
+        assert_eq!(own.shows(b"ARGO_MANIFEST_DIR="), Some(false));
+        assert_eq!(own.shows(b"CARGO_MANIFEST_DIR_NOT="), Some(false));
     }
 }

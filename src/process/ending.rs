@@ -178,17 +178,23 @@ impl Ending {
 
     fn ask(&mut self, members: &[Member]) {
         let Phase::Grace { asked, .. } = &mut self.phase else { return };
-        let is_first = asked.is_none();
-        let asked = asked.get_or_insert_with(|| Asked { at: SystemClock.now(), members: HashSet::new() });
-        // One that had started and was missed is asked late. Whoever started later is the work of one that is
-        // ending, such as a clean-up.
-        let is_to_ask = |member: &&Member| {
-            is_first || !asked.members.contains(&member.id) && started_before(member, asked.at)
+        let Some(asked) = asked else {
+            *asked = Some(Asked {
+                at: SystemClock.now(),
+                members: members.iter().map(|member| member.id).collect(),
+            });
+            self.census.signal_all(members, Signal::TERM);
+            self.census.signal_all(members, Signal::CONT);
+            return;
         };
-        let to_ask: Vec<_> = members.iter().filter(is_to_ask).cloned().collect();
-        self.census.signal(&to_ask, Signal::TERM);
-        self.census.signal(&to_ask, Signal::CONT);
-        asked.members.extend(to_ask.iter().map(|member| member.id));
+        for member in members {
+            // One that had started by then and was missed is asked late. Whoever started later is the work of one
+            // that is ending, such as a clean-up.
+            if started_before(member, asked.at) && asked.members.insert(member.id) {
+                self.census.signal_one(member, Signal::TERM);
+                self.census.signal_one(member, Signal::CONT);
+            }
+        }
     }
 
     fn kill(&mut self, members: &[Member], since: Instant) {
@@ -206,7 +212,7 @@ impl Ending {
         }
         let frozen = if has_new && has_killed_before { self.freeze() } else { Vec::new() };
         let members = if frozen.is_empty() { members } else { &frozen };
-        self.census.signal(members, Signal::KILL);
+        self.census.signal_all(members, Signal::KILL);
         for member in members {
             if let Some(seen) = self.seen.get_mut(&member.id) {
                 seen.was_killed = true;
@@ -223,7 +229,7 @@ impl Ending {
             if moving.is_empty() || Instant::now() > deadline {
                 return members;
             }
-            self.census.signal(&moving, Signal::STOP);
+            self.census.signal_all(&moving, Signal::STOP);
             self.census.chase(QUIET, FREEZE_PATIENCE);
         }
     }

@@ -43,8 +43,14 @@ impl Census {
     /// A group is signalled all at once: nobody slips through.
     pub(super) fn chase(&mut self, _: Duration, _: Duration) {}
 
-    pub(super) fn signal(&self, members: &[Member], signal: Signal) {
-        for group in members.iter().filter_map(|member| Pid::from_raw(member.group)) {
+    pub(super) fn signal_all(&self, members: &[Member], signal: Signal) {
+        for member in members {
+            self.signal_one(member, signal);
+        }
+    }
+
+    pub(super) fn signal_one(&self, member: &Member, signal: Signal) {
+        if let Some(group) = Pid::from_raw(member.group) {
             let _ = kill_process_group(group, signal);
         }
     }

@@ -110,6 +110,26 @@ pub fn signal(pid: i32, signal: Signal) {
     }
 }
 
+/// Kills every process that was started with this variable (`NAME=value`), until none is left. Needs /proc.
+pub fn kill_all_with(variable: &str) {
+    let deadline = Instant::now() + SIGNAL_BOUND;
+    loop {
+        let marked: Vec<_> =
+            all().into_iter().filter(|process| has_variable(process.pid, variable)).collect();
+        if marked.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for process in marked {
+            signal(process.pid, Signal::KILL);
+        }
+    }
+}
+
+fn has_variable(pid: i32, variable: &str) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(|pair| pair == variable.as_bytes())
+}
+
 /// Waits, blocking, until a process of somebody else is gone; panics after `bound`.
 pub fn wait_until_gone(pid: i32, bound: Duration) {
     let deadline = Instant::now() + bound;

@@ -7,14 +7,14 @@
 //!
 //! When the guardian itself is killed, the kernel kills CMD, and the command ends the rest.
 
+mod control;
+mod timer;
+
 use std::{
     ffi::OsString,
     fs::OpenOptions,
     io::{self, Read as _, Write as _},
-    os::{
-        fd::OwnedFd,
-        unix::{net::UnixStream, process::CommandExt as _},
-    },
+    os::unix::{net::UnixStream, process::CommandExt as _},
     process::ExitCode,
     time::Duration,
 };
@@ -27,17 +27,19 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
-    time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime},
 };
 use tenure::{
-    clock::{BootInstant, Clock as _, SystemClock},
+    clock::{Clock as _, SystemClock},
     process::{Ending, ProcessTree, Progress, TreeEnd, become_subreaper, prepare},
 };
 
 use crate::{
     inherited, launch,
-    wire::{Group, Order, Report, Setup, Trust, take_line},
+    wire::{Group, Order, Report, Setup, Trust},
 };
+
+use control::{Control, Heard};
+use timer::Timer;
 
 /// How many killed processes are told by name: a fork bomb has thousands.
 const MOST_NAMED: usize = 20;
@@ -313,105 +315,6 @@ impl Guardian {
         });
         // Whatever woke us, or an interrupted call: the loop looks at everything.
         let _ = poll(&mut files, pause.as_ref());
-    }
-}
-
-/// The line to the command. Nothing here ever waits for it.
-struct Control {
-    socket: UnixStream,
-    received: Vec<u8>,
-    unsent: Vec<u8>,
-    is_open: bool,
-}
-
-enum Heard {
-    Order(Order),
-    /// The command has died, or has let go of us.
-    End,
-}
-
-impl Control {
-    fn new(socket: UnixStream) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        Ok(Self { socket, received: Vec::new(), unsent: Vec::new(), is_open: true })
-    }
-
-    /// What has come in and was not answered yet.
-    fn hear(&mut self) -> Option<Heard> {
-        loop {
-            while let Some(line) = take_line(&mut self.received) {
-                // From the same binary: an unknown line cannot be.
-                if let Ok(order) = line.parse() {
-                    return Some(Heard::Order(order));
-                }
-            }
-            if !self.is_open {
-                return None;
-            }
-            let mut buffer = [0; 1024];
-            match self.socket.read(&mut buffer) {
-                Ok(read) if read > 0 => self.received.extend_from_slice(&buffer[..read]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(_) | Err(_) => {
-                    self.is_open = false;
-                    return Some(Heard::End);
-                }
-            }
-        }
-    }
-
-    fn say(&mut self, report: &Report) {
-        self.unsent.extend_from_slice(format!("{report}\n").as_bytes());
-        self.flush();
-    }
-
-    fn flush(&mut self) {
-        while !self.unsent.is_empty() {
-            match self.socket.write(&self.unsent) {
-                Ok(written) => drop(self.unsent.drain(..written)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nobody is left to be told.
-                Err(_) => self.unsent.clear(),
-            }
-        }
-    }
-
-    fn awaits(&self) -> Option<PollFlags> {
-        let mut events = PollFlags::empty();
-        events.set(PollFlags::IN, self.is_open);
-        events.set(PollFlags::OUT, !self.unsent.is_empty());
-        Some(events).filter(|events| !events.is_empty())
-    }
-}
-
-/// Wakes the guardian at an instant of the boot clock, which ordinary time-outs do not follow in suspend.
-struct Timer {
-    file: OwnedFd,
-    armed: Option<BootInstant>,
-}
-
-impl Timer {
-    fn new() -> io::Result<Self> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        Ok(Self { file: timerfd_create(TimerfdClockId::Boottime, flags)?, armed: None })
-    }
-
-    fn arm(&mut self, at: Option<BootInstant>) {
-        if self.armed == at {
-            return;
-        }
-        self.armed = at;
-        // All zero disarms; an instant to come is later than that.
-        let nanos = at.map_or(0, BootInstant::as_nanos);
-        let it_value = Timespec {
-            tv_sec: (nanos / 1_000_000_000).try_into().unwrap_or(i64::MAX),
-            tv_nsec: (nanos % 1_000_000_000).try_into().unwrap_or(0),
-        };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        timerfd_settime(&self.file, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })
-            .expect("a valid time is accepted by a valid timer");
     }
 }
 

@@ -2,6 +2,14 @@
 //!
 //! CMD runs in a process group of its own, so it must be given the foreground to be able to read, and to be the
 //! one whom Ctrl-C and Ctrl-Z reach. The command takes it back when CMD stops or ends.
+//!
+//! The order of things: [`group_for_program`](Terminal::group_for_program) → the guardian is ready →
+//! [`lend`](Terminal::lend) → go. CMD stopped → [`follow_stop`](Terminal::follow_stop) → the lease is still held →
+//! `lend`, and SIGCONT for CMD. The last two also when this process gets a SIGCONT at any other time: `fg` after
+//! `bg`. CMD ended → [`take_back`](Terminal::take_back).
+//!
+//! In a group shared with others, Ctrl-C and Ctrl-Z come to this process as well as to CMD: SIGINT and SIGQUIT
+//! are then CMD's to answer.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -75,6 +83,21 @@ impl Terminal {
         }
     }
 
+    /// CMD has stopped: takes the foreground back and stops this process and its group, as Ctrl-Z does. Returns
+    /// when it was continued, in the foreground or behind as [`is_ours`](Self::is_ours) then says; or after a
+    /// moment, when nobody is there who could continue us.
+    ///
+    /// Answers whether CMD is to be continued now. Not in a shared group: who stopped CMD there has stopped all of
+    /// it, or meant CMD alone.
+    pub(crate) async fn follow_stop(&mut self, group: Group) -> io::Result<bool> {
+        if group != Group::Own {
+            return Ok(false);
+        }
+        self.take_back();
+        suspend().await?;
+        Ok(true)
+    }
+
     /// The kernel stops whoever does this in the background, unless SIGTTOU is blocked.
     fn set_foreground(&self, group: Pid) -> io::Result<()> {
         let before = SigSet::from_iter([Number::SIGTTOU]).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
@@ -106,11 +129,7 @@ fn is_shared(group: Pid) -> bool {
     groups.any(|other: i32| other == group.as_raw_pid())
 }
 
-/// Stops this process and its group, as Ctrl-Z does, and returns when it was continued: in the foreground, or
-/// in the background, as [`Terminal::is_ours`] then says.
-///
-/// Returns after a moment also when nobody is there who could continue us.
-pub(crate) async fn suspend() -> io::Result<()> {
+async fn suspend() -> io::Result<()> {
     let mut continued = signal(SignalKind::from_raw(Signal::CONT.as_raw()))?;
     kill_current_process_group(Signal::TSTP)?;
     // Another thread may take the signal: without this wait we would run on for a moment.

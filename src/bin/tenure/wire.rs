@@ -36,7 +36,7 @@ pub(crate) const LAUNCH: &str = "__launch";
 pub(crate) struct Trust {
     /// From here on CMD is told to end.
     pub(crate) until: BootInstant,
-    /// `until` and half the safety margin: by here nothing of CMD is alive.
+    /// `until` and half the safety margin: here it is killed, and has as long again to be gone.
     pub(crate) kill_at: BootInstant,
 }
 

@@ -1,0 +1,37 @@
+//! The boot clock as something to wait for.
+
+use std::{io, os::fd::OwnedFd};
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use tenure::clock::BootInstant;
+
+/// Wakes the guardian at an instant of the boot clock, which ordinary time-outs do not follow in suspend.
+pub(super) struct Timer {
+    pub(super) file: OwnedFd,
+    armed: Option<BootInstant>,
+}
+
+impl Timer {
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self { file: timerfd_create(TimerfdClockId::Boottime, flags)?, armed: None })
+    }
+
+    pub(super) fn arm(&mut self, at: Option<BootInstant>) {
+        if self.armed == at {
+            return;
+        }
+        self.armed = at;
+        // All zero disarms; an instant to come is later than that.
+        let nanos = at.map_or(0, BootInstant::as_nanos);
+        let it_value = Timespec {
+            tv_sec: (nanos / 1_000_000_000).try_into().unwrap_or(i64::MAX),
+            tv_nsec: (nanos % 1_000_000_000).try_into().unwrap_or(0),
+        };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        timerfd_settime(&self.file, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })
+            .expect("a valid time is accepted by a valid timer");
+    }
+}
