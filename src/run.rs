@@ -105,6 +105,11 @@ impl Run {
         set_phase(&self.shared, &self.actor, phase.as_ref())
     }
 
+    /// What work under this run sees of it, for work that is not in a [`scope`](Self::scope).
+    pub fn context(&self) -> RunContext {
+        RunContext { shared: self.shared.clone(), actor: self.actor.clone() }
+    }
+
     /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
     /// until the work has ended. The first reason for an end stays.
     pub fn stop(&self, why: impl Into<String>) {
@@ -141,8 +146,7 @@ impl Run {
         let shared = self.shared.clone();
         let value = {
             // Made within the block, so that a panic or a drop ends the work before the guard says so.
-            let context = RunContext { shared: shared.clone(), actor: self.actor.clone() };
-            let work = pin!(work(context));
+            let work = pin!(work(self.context()));
             let killed = pin!(shared.killed.cancelled());
             match select(killed, work).await {
                 Either::Right((value, _)) => Some(value),

@@ -369,11 +369,13 @@ pub struct SessionStatus {
 }
 
 impl SessionStatus {
-    pub(crate) fn idle(key: SessionKey) -> Self {
+    /// A session that nobody holds.
+    pub fn idle(key: SessionKey) -> Self {
         Self { key, state: SessionState::Idle, holder: None }
     }
 
-    pub(crate) fn held(key: SessionKey, holder: Holder) -> Self {
+    /// A session whose row says this.
+    pub fn held(key: SessionKey, holder: Holder) -> Self {
         let state = match (holder.expires_in.is_zero(), holder.stage) {
             (true, _) => SessionState::Expired,
             (false, Stage::Stuck) => SessionState::Stuck,

@@ -506,7 +506,7 @@ impl Plan {
         let acquiring = LaneSettings { attempt_timeout: timing.acquire_attempt_timeout(), ..lane.clone() };
         let (queries, query_lane) =
             QueryLane::new(store, bounds(&timing), timing.acquire_attempt_timeout(), connection);
-        actix_rt::spawn(connections.track_future(query_lane.serve()));
+        actix_rt::spawn(connections.track_future(query_lane.serve(over.clone())));
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
                 timing,

@@ -10,6 +10,7 @@ use futures::{
     stream::Peekable,
 };
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{Closed, QueryError},
@@ -40,7 +41,7 @@ impl Queries {
     }
 }
 
-/// Answers queries until nobody can ask any more.
+/// Answers queries until the supervisor is over, or nobody can ask any more.
 pub(crate) struct QueryLane {
     store: SharedStore,
     bounds: Bounds,
@@ -61,8 +62,8 @@ impl QueryLane {
         (Queries(sender), Self { store, bounds, attempt_timeout, connection: Some(connection), queries })
     }
 
-    pub(crate) async fn serve(mut self) {
-        while let Some(query) = self.queries.next().await {
+    pub(crate) async fn serve(mut self, over: CancellationToken) {
+        while let Some(Some(query)) = over.run_until_cancelled(self.queries.next()).await {
             match query {
                 Query::Inspect(key, reply) => {
                     let mut asked = vec![(key, reply)];

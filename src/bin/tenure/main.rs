@@ -1,7 +1,15 @@
-//! The command `tenure`: holds a session while a program runs.
+//! The command `tenure`: holds a session while a program runs, and shows who holds what.
+//!
+//! Each subcommand is a file of its own and works through the library's public API. `run` is the one with parts:
+//! the guardian of CMD (`guardian`, started as a process of its own by `guarded`, over the words of `wire`), the
+//! terminal, the signals, and the events it tells.
 
+mod cli;
+mod database;
 #[cfg(target_os = "linux")]
-#[allow(dead_code, reason = "the other side is in `run`")]
+mod events;
+mod exit;
+#[cfg(target_os = "linux")]
 mod guarded;
 #[cfg(target_os = "linux")]
 mod guardian;
@@ -9,22 +17,64 @@ mod guardian;
 mod inherited;
 #[cfg(target_os = "linux")]
 mod launch;
+mod list;
+mod migrate;
+#[cfg(unix)]
+mod phase;
 #[cfg(target_os = "linux")]
-#[allow(dead_code, reason = "the other side is in `run`")]
+mod run;
+mod show;
+#[cfg(target_os = "linux")]
+mod signals;
+mod status;
+#[cfg(target_os = "linux")]
 mod terminal;
 #[cfg(target_os = "linux")]
-#[allow(dead_code, reason = "the other side is in `run`")]
 mod wire;
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
+
+use clap::Parser as _;
+use tracing::level_filters::LevelFilter;
+
+use crate::{
+    cli::{Cli, Command, Global},
+    exit::{Failure, UNAVAILABLE, USAGE},
+};
 
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     if let Some(code) = in_another_role() {
         return code;
     }
-    eprintln!("tenure: no command given");
-    ExitCode::from(64)
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nobody may read it any more.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    log_to_stderr(&cli.global);
+    let result = runtime().and_then(|runtime| runtime.block_on(execute(&cli)));
+    ExitCode::from(result.unwrap_or_else(|failure| {
+        eprintln!("tenure: {}", failure.message);
+        failure.code
+    }))
+}
+
+async fn execute(cli: &Cli) -> Result<u8, Failure> {
+    let global = &cli.global;
+    match &cli.command {
+        #[cfg(target_os = "linux")]
+        Command::Run(args) => run::run(global, args).await,
+        Command::Status(args) => status::status(global, args).await,
+        Command::List(args) => list::list(global, args).await,
+        #[cfg(unix)]
+        Command::Phase(args) => phase::phase(args),
+        Command::Migrate(args) => migrate::migrate(global, args).await,
+        Command::Sweep => migrate::sweep(global).await,
+    }
 }
 
 /// The same binary is started again between this command and the program it runs.
@@ -37,4 +87,19 @@ fn in_another_role() -> Option<ExitCode> {
         wire::LAUNCH => Some(launch::main(args)),
         _ => None,
     }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| Failure::new(UNAVAILABLE, error))
+}
+
+fn log_to_stderr(global: &Global) {
+    let level = match global.verbose {
+        0 => LevelFilter::OFF,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).init();
 }

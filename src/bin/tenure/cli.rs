@@ -1,0 +1,169 @@
+//! What can be written on the command line.
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+
+/// Hold a session while a program runs: at most one run per session, across terminals and machines.
+#[derive(Debug, Parser)]
+#[command(name = "tenure", version, arg_required_else_help = true, infer_subcommands = false)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Where the leases are: postgres://user:password@host/database or sqlite://path/to/file.db. Default: a
+    /// SQLite file under the user's state directory.
+    #[arg(long, global = true, value_name = "URL", env = "TENURE_DATABASE_URL", hide_env_values = true)]
+    pub(crate) database: Option<String>,
+    /// How long to wait for the database at start.
+    #[arg(long, global = true, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub(crate) connect_timeout: Duration,
+    /// Print JSON: one object per line for events, one document for answers.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Say more on stderr; repeat for more yet.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Say nothing on stderr but errors.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Hold the session while CMD runs, and end CMD with everything it started when the session is lost.
+    #[cfg(target_os = "linux")]
+    Run(Run),
+    /// Show who holds a session. Exits 1 when nobody does.
+    Status(Status),
+    /// Show all sessions that are held.
+    List(List),
+    /// Inside CMD: say what the run is doing, for those who look.
+    #[cfg(unix)]
+    Phase(Phase),
+    /// Set up the database, or print the statements that would.
+    Migrate(Migrate),
+    /// Remove rows of leases that expired at least an hour ago.
+    Sweep,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Session {
+    /// Whose session.
+    #[arg(short, long, default_value = "local")]
+    pub(crate) account: String,
+    /// Which session.
+    #[arg(short, long)]
+    pub(crate) session: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) session: Session,
+    /// The length of the lease, renewed while CMD runs: 1s to 24h.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) ttl: Duration,
+    /// The name that others see. Default: user@host.
+    #[arg(long, value_name = "LABEL")]
+    pub(crate) holder: Option<String>,
+    /// What to do when another run holds the session.
+    #[arg(long, value_enum, default_value = "reject")]
+    pub(crate) on_busy: OnBusy,
+    /// How long CMD may take to end after it was told to.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub(crate) stop_grace: Duration,
+    /// How long CMD may run, time in suspend included.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) max_duration: Option<Duration>,
+    /// The exit code when another run holds the session.
+    #[arg(short = 'E', value_name = "CODE", default_value_t = crate::exit::BUSY)]
+    pub(crate) busy_code: u8,
+    /// Where events go instead of stderr: a file to append to, or the number of an open descriptor.
+    #[arg(long, value_name = "PATH|FD")]
+    pub(crate) events: Option<PathBuf>,
+    /// The program to run, and its arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum OnBusy {
+    /// Give up at once and say who holds it.
+    Reject,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) session: Session,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Only this account's sessions.
+    #[arg(short, long)]
+    pub(crate) account: Option<String>,
+    /// Expired leases too.
+    #[arg(long)]
+    pub(crate) expired: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Phase {
+    /// At most 64 bytes; empty to say nothing.
+    pub(crate) text: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Migrate {
+    /// Print the statements and change nothing.
+    #[arg(long)]
+    pub(crate) print: bool,
+}
+
+/// `500ms`, `1.5s`, `30s`, `2m`, `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|char: char| !char.is_ascii_digit() && char != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "" => return Err(format!("add a unit: {text}s, {text}m, {text}h or {text}ms")),
+        other => return Err(format!("{other:?} is not a unit; write 500ms, 1.5s, 30s, 2m or 1h")),
+    };
+    let number: f64 = number.parse().map_err(|_| "write a number and a unit, like 1.5s".to_owned())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| "it is too long".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_want_a_unit_and_say_so() {
+        let millis = |text| duration(text).map(|duration| duration.as_millis());
+        assert_eq!(millis("500ms"), Ok(500));
+        assert_eq!(millis("1.5s"), Ok(1_500));
+        assert_eq!(millis("2m"), Ok(120_000));
+        assert_eq!(millis("1h"), Ok(3_600_000));
+        assert!(duration("30").unwrap_err().contains("30s"));
+        for bad in ["", "s", "-1s", "1 s", "1.2.3s", "1d", "9e9h", "99999999999999999999h"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Which database, and how it is opened: written by `run`, only read by those that look.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use tenure::{Builder, SessionKey, StoreError, Supervisor, store};
+
+use crate::{
+    cli::{Global, Session},
+    exit::{CONFIGURATION, Failure, UNAVAILABLE},
+};
+
+/// The database that the command works with.
+pub(crate) struct Database {
+    url: String,
+    /// Nobody has named it: the embedded default.
+    is_default: bool,
+}
+
+impl Database {
+    /// `--database`, else `TENURE_DATABASE_URL`, else the embedded default.
+    pub(crate) fn of(global: &Global) -> Result<Self, Failure> {
+        match global.database.clone().filter(|url| !url.is_empty()) {
+            Some(url) => Ok(Self { url, is_default: false }),
+            None => Ok(Self { url: default_url()?, is_default: true }),
+        }
+    }
+
+    /// For a command that may create what is not there.
+    pub(crate) fn writing(&self) -> Result<Builder, Failure> {
+        self.make_directory()?;
+        Ok(Supervisor::builder(&self.url))
+    }
+
+    /// Makes the directory of the embedded default, and of no other file.
+    pub(crate) fn make_directory(&self) -> Result<(), Failure> {
+        if let Some(file) = self.file()?
+            && let Some(directory) = file.parent()
+            && !directory.is_dir()
+        {
+            self.create(directory)?;
+        }
+        Ok(())
+    }
+
+    /// For a command that only looks: `None` when there is no such file, which is then not created.
+    pub(crate) fn reading(&self) -> Result<Option<Builder>, Failure> {
+        let Some(file) = self.file()? else { return Ok(Some(Supervisor::builder(&self.url))) };
+        if !file.exists() {
+            return Ok(None);
+        }
+        let url = if self.url.contains('?') { self.url.clone() } else { format!("{}?mode=rw", self.url) };
+        Ok(Some(Supervisor::builder(url)))
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// For people: without a password.
+    pub(crate) fn location(&self) -> Result<String, Failure> {
+        Ok(store::open(&self.url)?.location().to_owned())
+    }
+
+    /// The file, if it is one.
+    fn file(&self) -> Result<Option<PathBuf>, StoreError> {
+        // Says what is wrong with a URL before any of it is believed.
+        store::open(&self.url)?;
+        #[cfg(feature = "sqlite")]
+        if self.url.starts_with("sqlite:") {
+            return Ok(Some(store::SqliteStore::new(&self.url)?.path().to_owned()));
+        }
+        Ok(None)
+    }
+
+    fn create(&self, directory: &Path) -> Result<(), Failure> {
+        let missing =
+            |what: &str| Failure::new(UNAVAILABLE, format!("the directory {} {what}", printable(directory)));
+        if !self.is_default {
+            return Err(missing("does not exist; create it, or name a file elsewhere"));
+        }
+        fs::create_dir_all(directory).map_err(|error| {
+            missing(&format!("cannot be created: {error}; name another file with --database"))
+        })
+    }
+}
+
+/// `sqlite://$XDG_STATE_HOME/tenure/tenure.db`.
+#[cfg(feature = "sqlite")]
+fn default_url() -> Result<String, Failure> {
+    let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    let Some(state) = state else {
+        let message =
+            "neither --database, TENURE_DATABASE_URL, XDG_STATE_HOME nor HOME says where the leases are";
+        return Err(Failure::new(CONFIGURATION, message));
+    };
+    let file = state.join("tenure/tenure.db");
+    let Some(file) = file.to_str() else {
+        let message = format!("{} is not UTF-8; name a file with --database", printable(&file));
+        return Err(Failure::new(CONFIGURATION, message));
+    };
+    // What would mean something else in a URL.
+    let file = file.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    Ok(format!("sqlite://{file}"))
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn default_url() -> Result<String, Failure> {
+    let message = "name a database with --database or TENURE_DATABASE_URL: this build has no embedded one";
+    let _ = env::var_os("HOME");
+    Err(Failure::new(CONFIGURATION, message))
+}
+
+impl Session {
+    pub(crate) fn key(&self) -> Result<SessionKey, Failure> {
+        Ok(SessionKey::new(&self.account, &self.session)?)
+    }
+}
+
+fn printable(path: &Path) -> String {
+    path.to_string_lossy().escape_default().to_string()
+}

@@ -1,0 +1,184 @@
+//! What `run` tells: a line per event, or a JSON object per line.
+
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    path::Path,
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::{Value, json};
+use tenure::{EndReason, Holder, Run, SessionKey, SessionStatus};
+
+use crate::show;
+
+/// Lines that may wait for a slow reader; what comes beyond is dropped. Nothing that keeps the lease ever waits
+/// for whoever reads events.
+const WAITING: usize = 1_024;
+
+/// How long the last lines may take to be read at the end.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Writes events from a thread of its own.
+pub(crate) struct Events {
+    lines: Option<SyncSender<String>>,
+    writer: JoinHandle<()>,
+    json: bool,
+    quiet: bool,
+    key: SessionKey,
+}
+
+/// Something to tell.
+pub(crate) enum Event<'a> {
+    Acquired {
+        run: &'a Run,
+        holder: &'a str,
+        ttl: Duration,
+    },
+    Busy {
+        holder: &'a Holder,
+    },
+    AtRisk {
+        trusted_for: Duration,
+    },
+    Recovered,
+    Stopping {
+        reason: &'a str,
+        by: Option<&'a str>,
+    },
+    Ended {
+        reason: &'a str,
+        exit_code: u8,
+        released: bool,
+    },
+    /// For people only.
+    Note(&'a str),
+}
+
+impl Events {
+    /// To stderr, to a file that is appended to, or to an open descriptor given by its number.
+    pub(crate) fn open(to: Option<&Path>, json: bool, quiet: bool, key: SessionKey) -> io::Result<Self> {
+        let output: Box<dyn Write + Send> = match to {
+            None => Box::new(io::stderr()),
+            Some(path) => match path.to_str().and_then(|text| text.parse::<u32>().ok()) {
+                Some(descriptor) => {
+                    let path = format!("/proc/self/fd/{descriptor}");
+                    Box::new(OpenOptions::new().append(true).open(path)?)
+                }
+                None => Box::new(OpenOptions::new().append(true).create(true).open(path)?),
+            },
+        };
+        let (lines, queue) = sync_channel(WAITING);
+        let writer = thread::Builder::new().name("events".to_owned()).spawn(move || write(queue, output))?;
+        Ok(Self { lines: Some(lines), writer, json, quiet, key })
+    }
+
+    pub(crate) fn tell(&self, event: &Event<'_>) {
+        let line = match (self.json, self.quiet) {
+            (true, _) => match self.json_of(event) {
+                Some(json) => json.to_string(),
+                None => return,
+            },
+            (false, true) => return,
+            (false, false) => format!("tenure: {}", self.sentence(event)),
+        };
+        // Full: a reader that is too slow misses events.
+        let _ = self.lines.as_ref().map(|lines| lines.try_send(line + "\n"));
+    }
+
+    /// Waits a little for what is still to be written.
+    pub(crate) fn close(mut self) {
+        self.lines = None;
+        let until = Instant::now() + LAST_WORDS;
+        while !self.writer.is_finished() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn json_of(&self, event: &Event<'_>) -> Option<Value> {
+        let (account, session) = (self.key.account(), self.key.session());
+        let now = show::rfc3339(SystemTime::now());
+        Some(match event {
+            Event::Acquired { run, holder, ttl } => json!({
+                "event": "acquired", "account": account, "session": session, "run_id": run.run_id().to_string(),
+                "fence": run.fence().as_i64(), "holder": holder, "ttl_ms": show::millis(*ttl),
+                "at": show::rfc3339(run.acquired_at()),
+            }),
+            Event::Busy { holder } => json!({
+                "event": "busy", "account": account, "session": session, "waiting": 0, "at": now,
+                "holder": show::session_json(&SessionStatus::held(self.key.clone(), (*holder).clone())),
+            }),
+            Event::AtRisk { trusted_for } => json!({
+                "event": "at_risk", "account": account, "session": session, "at": now,
+                "trusted_for_ms": show::millis(*trusted_for),
+            }),
+            Event::Recovered => {
+                json!({ "event": "recovered", "account": account, "session": session, "at": now })
+            }
+            Event::Stopping { reason, by } => json!({
+                "event": "stopping", "account": account, "session": session, "at": now, "reason": reason, "by": by,
+            }),
+            Event::Ended { reason, exit_code, released } => json!({
+                "event": "ended", "account": account, "session": session, "at": now, "reason": reason,
+                "exit_code": exit_code, "released": released,
+            }),
+            Event::Note(_) => return None,
+        })
+    }
+
+    fn sentence(&self, event: &Event<'_>) -> String {
+        let key = &self.key;
+        match event {
+            Event::Acquired { run, ttl, .. } => format!(
+                "acquired {key} (run {}, fence {}, ttl {})",
+                run.run_id(),
+                run.fence(),
+                humantime::format_duration(*ttl)
+            ),
+            Event::Busy { holder } => format!("{key} is busy: {}", show::held_by(holder)),
+            Event::AtRisk { trusted_for } => {
+                format!(
+                    "at risk: the lease is not confirmed; CMD is stopped in {}",
+                    show::short(*trusted_for)
+                )
+            }
+            Event::Recovered => "recovered: the lease is confirmed again".to_owned(),
+            Event::Stopping { reason, by } => match by {
+                Some(by) => format!("stopping ({reason}, asked by {})", show::escaped(by)),
+                None => format!("stopping ({reason})"),
+            },
+            Event::Ended { reason, exit_code, released } => {
+                let released = if *released { "released" } else { "not released: it expires by itself" };
+                format!("ended ({reason}, exit code {exit_code}), {key} {released}")
+            }
+            Event::Note(text) => (*text).to_owned(),
+        }
+    }
+}
+
+/// One word for scripts.
+pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
+    match reason {
+        EndReason::Completed => "completed",
+        EndReason::Dropped => "dropped",
+        EndReason::Panicked => "panicked",
+        EndReason::Stopped { .. } => "stopped",
+        EndReason::Shutdown => "shutdown",
+        EndReason::TimedOut { .. } => "timed_out",
+        EndReason::Superseded => "superseded",
+        EndReason::Expired => "expired",
+        EndReason::Unconfirmed => "unconfirmed",
+        _ => "ended",
+    }
+}
+
+/// A line is one write, so that lines of several processes in one file do not mix.
+fn write(queue: Receiver<String>, mut output: Box<dyn Write + Send>) {
+    for line in queue {
+        if output.write_all(line.as_bytes()).and_then(|()| output.flush()).is_err() {
+            return;
+        }
+    }
+}

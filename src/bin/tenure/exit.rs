@@ -1,0 +1,90 @@
+//! Exit codes, and the failures that lead to them.
+
+use std::fmt;
+
+use tenure::{AcquireError, ConfigError, InvalidText, QueryError, StartError, StoreError};
+
+/// `status`: nobody holds the session.
+pub(crate) const NOT_HELD: u8 = 1;
+pub(crate) const USAGE: u8 = 64;
+pub(crate) const UNAVAILABLE: u8 = 69;
+pub(crate) const BUSY: u8 = 75;
+#[cfg(target_os = "linux")]
+pub(crate) const LOST: u8 = 76;
+#[cfg(target_os = "linux")]
+pub(crate) const STOPPED: u8 = 77;
+pub(crate) const CONFIGURATION: u8 = 78;
+#[cfg(target_os = "linux")]
+pub(crate) const TIMED_OUT: u8 = 124;
+#[cfg(target_os = "linux")]
+pub(crate) const CANNOT_EXECUTE: u8 = 126;
+#[cfg(target_os = "linux")]
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// Why the command ends without having done what it was asked.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl fmt::Display) -> Self {
+        Self { code, message: message.to_string() }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let code = match error {
+            StoreError::Url { .. } | StoreError::SchemaMissing { .. } | StoreError::SchemaTooNew { .. } => {
+                CONFIGURATION
+            }
+            _ => UNAVAILABLE,
+        };
+        Self::new(code, error)
+    }
+}
+
+impl From<QueryError> for Failure {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Store(error) => error.into(),
+            other => Self::new(UNAVAILABLE, other),
+        }
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Store(error) => error.into(),
+            StartError::Config(error) => error.into(),
+            StartError::Invalid(error) => error.into(),
+            other => Self::new(UNAVAILABLE, other),
+        }
+    }
+}
+
+impl From<AcquireError> for Failure {
+    fn from(error: AcquireError) -> Self {
+        match error {
+            AcquireError::Refused(error) => error.into(),
+            AcquireError::Invalid(error) => error.into(),
+            AcquireError::Busy(busy) => Self::new(BUSY, busy),
+            other => Self::new(UNAVAILABLE, other),
+        }
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::new(USAGE, error)
+    }
+}
+
+impl From<InvalidText> for Failure {
+    fn from(error: InvalidText) -> Self {
+        Self::new(USAGE, error)
+    }
+}

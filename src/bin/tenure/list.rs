@@ -1,0 +1,38 @@
+//! `tenure list`: all sessions.
+
+use serde_json::Value;
+
+use crate::{
+    cli::{Global, List},
+    database::Database,
+    exit::Failure,
+    show,
+};
+
+pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
+    let database = Database::of(global)?;
+    let sessions = match database.reading()? {
+        Some(builder) => {
+            let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
+            let mut request = supervisor.list();
+            if let Some(account) = &args.account {
+                request = request.account(account);
+            }
+            if args.expired {
+                request = request.include_expired();
+            }
+            let sessions = request.await?;
+            supervisor.shutdown().await;
+            sessions
+        }
+        None => Vec::new(),
+    };
+    if global.json {
+        println!("{}", Value::from_iter(sessions.iter().map(show::session_json)));
+    } else if sessions.is_empty() {
+        println!("no sessions (in {})", database.location()?);
+    } else {
+        println!("{}", show::table(&sessions));
+    }
+    Ok(0)
+}

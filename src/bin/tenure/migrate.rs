@@ -1,0 +1,59 @@
+//! `tenure migrate` and `tenure sweep`: the database's upkeep.
+
+use serde_json::json;
+use tenure::store;
+use tokio::time::timeout;
+
+use crate::{
+    cli::{Global, Migrate},
+    database::Database,
+    exit::{Failure, UNAVAILABLE},
+};
+
+pub(crate) async fn migrate(global: &Global, args: &Migrate) -> Result<u8, Failure> {
+    let database = Database::of(global)?;
+    let store = store::open(database.url())?;
+    if args.print {
+        print!("{}", store.schema());
+        return Ok(0);
+    }
+    database.make_directory()?;
+    // Waiting for the server is bounded here; what a migration waits for on the server, by its own time-outs.
+    let bound = global.connect_timeout + MIGRATION_BOUND;
+    let migrated = timeout(bound, store.migrate()).await.map_err(|_elapsed| {
+        Failure::new(
+            UNAVAILABLE,
+            format!("the database {} gave no answer within {bound:?}", store.location()),
+        )
+    })??;
+    if global.json {
+        println!("{}", json!({ "database": store.location(), "from": migrated.from, "to": migrated.to }));
+    } else if migrated.from == migrated.to {
+        println!("{} has schema version {} already", store.location(), migrated.to);
+    } else {
+        println!("{} has schema version {} now", store.location(), migrated.to);
+    }
+    Ok(0)
+}
+
+pub(crate) async fn sweep(global: &Global) -> Result<u8, Failure> {
+    let database = Database::of(global)?;
+    let removed = match database.reading()? {
+        Some(builder) => {
+            let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
+            let removed = supervisor.sweep().await?;
+            supervisor.shutdown().await;
+            removed
+        }
+        None => 0,
+    };
+    if global.json {
+        println!("{}", json!({ "removed": removed }));
+    } else {
+        println!("removed {removed} long-expired rows (in {})", database.location()?);
+    }
+    Ok(0)
+}
+
+/// A migration waits for others, and for transactions that use the table.
+const MIGRATION_BOUND: std::time::Duration = std::time::Duration::from_secs(60);

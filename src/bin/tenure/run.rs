@@ -1,0 +1,348 @@
+//! `tenure run`: holds a session while a program runs.
+//!
+//! The lease comes first: CMD is started when it is held. While CMD runs, every confirmed renewal is passed on to
+//! the guardian, which ends CMD's tree by itself when they stop coming. The release comes last: when the guardian
+//! has said that nothing of the tree is alive.
+
+use std::{env, ffi::OsString, path::PathBuf, pin::pin, time::Duration};
+
+use futures::{Stream, StreamExt as _};
+use tenure::{AcquireError, EndReason, Run, RunEvent, Supervisor, clock::BootInstant};
+use tokio::task::JoinSet;
+
+use crate::{
+    cli::{self, Global},
+    database::Database,
+    events::{Event, Events, reason_word},
+    exit::{CANNOT_EXECUTE, Failure, LOST, NOT_FOUND, STOPPED, TIMED_OUT, UNAVAILABLE, USAGE},
+    guarded::{self, Guarded, Plan, Reports},
+    phase::{self, PhaseSocket},
+    signals::{self, Signals},
+    terminal::Terminal,
+    wire::{Group, Report, Setup, Trust},
+};
+
+pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure> {
+    let key = args.session.key()?;
+    let label = args.holder.clone().unwrap_or_else(user_at_host);
+    let events = Events::open(args.events.as_deref(), global.json, global.quiet, key.clone())
+        .map_err(|error| Failure::new(USAGE, format!("events cannot be written there: {error}")))?;
+    let mut signals = Signals::listen().map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    let builder = Database::of(global)?.writing()?.connect_timeout(global.connect_timeout);
+    let starting = builder.ttl(args.ttl).stop_grace(args.stop_grace).holder(&label).start();
+    let supervisor = tokio::select! {
+        started = starting => started?,
+        number = signals.next() => return Ok(by_signal(number)),
+    };
+    let mut news = supervisor.events();
+    let mut request = supervisor.acquire(&key);
+    if let Some(limit) = args.max_duration {
+        request = request.max_duration(limit);
+    }
+    let acquired = tokio::select! {
+        acquired = request.into_future() => acquired,
+        number = signals.next() => {
+            supervisor.shutdown().await;
+            return Ok(by_signal(number));
+        }
+    };
+    let code = match acquired {
+        Ok(run) => {
+            events.tell(&Event::Acquired { run: &run, holder: &label, ttl: args.ttl });
+            Session { run, args, events: &events }.work(&supervisor, &mut signals, &mut news).await
+        }
+        Err(AcquireError::Busy(busy)) => {
+            events.tell(&Event::Busy { holder: busy.holder() });
+            if global.quiet && !global.json {
+                eprintln!("tenure: {key} is busy: {}", crate::show::held_by(busy.holder()));
+            }
+            Ok(args.busy_code)
+        }
+        Err(error) => Err(error.into()),
+    };
+    supervisor.shutdown().await;
+    events.close();
+    code
+}
+
+/// A session that is held.
+struct Session<'a> {
+    run: Run,
+    args: &'a cli::Run,
+    events: &'a Events,
+}
+
+/// How CMD ended, once nothing of its tree is alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ProgramEnd {
+    Exited(i32),
+    Signaled(i32),
+    CannotStart(i32),
+    /// Before it had started, or without anybody having seen how.
+    Unknown,
+}
+
+impl Session<'_> {
+    async fn work(
+        self,
+        supervisor: &Supervisor,
+        signals: &mut Signals,
+        news: &mut (impl Stream<Item = RunEvent> + Unpin),
+    ) -> Result<u8, Failure> {
+        let Self { run, args, events } = self;
+        let margin = supervisor.timing().safety_margin();
+        let socket = PhaseSocket::open(&run).map_err(|error| {
+            Failure::new(UNAVAILABLE, format!("no socket for `tenure phase` can be made: {error}"))
+        })?;
+        let terminal = Terminal::open();
+        let group = terminal.as_ref().map_or(Group::Own, Terminal::group_for_program);
+        let mut trust = run.trust();
+        let Some(until) = trust.next().await else { return Ok(LOST) };
+        let setup =
+            Setup { run: run.run_id(), trust: deadlines(until, margin), grace: args.stop_grace, group };
+        let plan = Plan {
+            binary: PathBuf::from("/proc/self/exe"),
+            setup,
+            program: args.program.clone(),
+            environment: environment(&run, &socket),
+        };
+        let (guarded, reports) = guarded::start(&plan)
+            .map_err(|error| Failure::new(UNAVAILABLE, format!("the guardian cannot be started: {error}")))?;
+        let mut program = Program {
+            run: &run,
+            guarded,
+            reports,
+            terminal,
+            group,
+            pid: None,
+            args,
+            events,
+            end: ProgramEnd::Unknown,
+            signaled: None,
+            is_stopping: false,
+            interrupts: 0,
+        };
+        program.watch(margin, signals, news, &mut trust, &socket).await;
+        let Program { end, signaled, terminal, .. } = program;
+        drop(terminal);
+        // The tree is gone: the work has ended, and only now the session is given back (invariant I6).
+        let ended = run.release().await;
+        let code = exit_code(&ended.reason, end, signaled);
+        if !ended.released && ended.reason == EndReason::Completed {
+            events.tell(&Event::Note("warning: the release is not confirmed; the lease expires by itself"));
+        }
+        if let ProgramEnd::CannotStart(errno) = end {
+            let error = std::io::Error::from_raw_os_error(errno);
+            let name =
+                args.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            eprintln!("tenure: {} cannot be started: {error}", crate::show::escaped(&name));
+        }
+        let reason = if signaled.is_some() { "signal" } else { reason_word(&ended.reason) };
+        events.tell(&Event::Ended { reason, exit_code: code, released: ended.released });
+        Ok(code)
+    }
+}
+
+/// CMD under its guardian, and what is known of both.
+struct Program<'a> {
+    run: &'a Run,
+    guarded: Guarded,
+    reports: Reports,
+    terminal: Option<Terminal>,
+    group: Group,
+    /// CMD's process, once there is one.
+    pid: Option<u32>,
+    args: &'a cli::Run,
+    events: &'a Events,
+    end: ProgramEnd,
+    /// The signal by which this command was told to end.
+    signaled: Option<i32>,
+    is_stopping: bool,
+    interrupts: u32,
+}
+
+impl Program<'_> {
+    /// Returns when nothing of the tree is alive.
+    async fn watch(
+        &mut self,
+        margin: Duration,
+        signals: &mut Signals,
+        news: &mut (impl Stream<Item = RunEvent> + Unpin),
+        trust: &mut (impl Stream<Item = BootInstant> + Unpin),
+        socket: &PhaseSocket,
+    ) {
+        let mut cancelled = pin!(self.run.cancelled());
+        let mut phases = JoinSet::new();
+        let (mut trusted, mut told) = (true, true);
+        loop {
+            tokio::select! {
+                biased;
+                reason = &mut cancelled, if !self.is_stopping => self.stop(&reason),
+                until = trust.next(), if trusted => match until {
+                    Some(until) => _ = self.guarded.trust(deadlines(until, margin)),
+                    None => trusted = false,
+                },
+                report = self.reports.next() => match report {
+                    Some(report) => self.heed(report).await,
+                    None => return,
+                },
+                number = signals.next() => self.on_signal(number),
+                event = news.next(), if told => match event {
+                    Some(event) => self.tell(&event),
+                    None => told = false,
+                },
+                stream = socket.accept() => {
+                    let context = self.run.context();
+                    let set = move |text: &str| context.set_phase(text).map_err(|error| error.to_string());
+                    phases.spawn(phase::hear(stream, set));
+                }
+                Some(_) = phases.join_next() => {}
+            }
+        }
+    }
+
+    /// Orders to a guardian that is lost have no effect: the reports then do its work.
+    fn stop(&mut self, reason: &EndReason) {
+        self.is_stopping = true;
+        if reason.is_loss() {
+            // Its own Stopping event comes only with ends that leave time.
+            self.events.tell(&Event::Stopping { reason: reason_word(reason), by: None });
+        }
+        let _ = self.guarded.stop(self.args.stop_grace);
+    }
+
+    async fn heed(&mut self, report: Report) {
+        match report {
+            Report::Ready(pid) => {
+                self.pid = Some(pid);
+                self.lend_terminal();
+                // Never after a stop decision, and never without the lease.
+                if !self.is_stopping && self.run.is_held() {
+                    let _ = self.guarded.go();
+                }
+            }
+            Report::CannotStart { errno, .. } => self.end = ProgramEnd::CannotStart(errno),
+            Report::Exited(code) => self.end = ProgramEnd::Exited(code),
+            Report::Signaled(number) => self.end = ProgramEnd::Signaled(number),
+            Report::Stopped(_) => self.follow_into_stop().await,
+            Report::Killed { pid, name } => {
+                let name = crate::show::escaped(&name);
+                self.events.tell(&Event::Note(&format!("killed process {pid} ({name}), which did not end")));
+            }
+            Report::Survivors(pids) => {
+                self.events.tell(&Event::Note(&format!(
+                    "processes that cannot be killed: {pids:?}; the lease is kept"
+                )));
+            }
+            Report::GuardianLost => {
+                self.events.tell(&Event::Note("the guardian is lost; ending CMD without it"))
+            }
+            Report::Started(_) | Report::Continued | Report::Overdue | Report::TreeEmpty => {}
+        }
+    }
+
+    /// Ctrl-Z: this command stops as CMD has, and on `fg` CMD goes on only if the lease is still held.
+    async fn follow_into_stop(&mut self) {
+        // Without a terminal, whoever stopped CMD will continue it.
+        let Some(terminal) = &mut self.terminal else { return };
+        match terminal.follow_stop(self.group).await {
+            Ok(true) if self.run.is_held() && !self.is_stopping => {}
+            Ok(_) => return,
+            Err(error) => return tracing::warn!(%error, "cannot stop like CMD"),
+        }
+        self.lend_terminal();
+        let _ = self.guarded.signal(nix::libc::SIGCONT);
+    }
+
+    fn lend_terminal(&mut self) {
+        let (Some(terminal), Some(pid)) = (&mut self.terminal, self.pid) else { return };
+        if let Err(error) = terminal.lend(self.group, pid) {
+            tracing::warn!(%error, "the terminal cannot be given to CMD");
+        }
+    }
+
+    fn on_signal(&mut self, number: i32) {
+        // In a group of several (a pipeline), Ctrl-C reaches CMD as well, which may handle it: the first is CMD's.
+        let from_terminal = number == nix::libc::SIGINT || number == nix::libc::SIGQUIT;
+        if from_terminal && matches!(self.group, Group::Shared(_)) && self.interrupts == 0 {
+            self.interrupts += 1;
+            return;
+        }
+        if self.signaled.is_none() {
+            self.signaled = Some(number);
+            self.run.stop(signals::name(number));
+        } else {
+            // Told twice: no more patience.
+            let _ = self.guarded.stop(Duration::ZERO);
+        }
+    }
+
+    fn tell(&self, event: &RunEvent) {
+        match event {
+            RunEvent::AtRisk { trusted_for, .. } => {
+                self.events.tell(&Event::AtRisk { trusted_for: *trusted_for })
+            }
+            RunEvent::Recovered { .. } => self.events.tell(&Event::Recovered),
+            RunEvent::Stopping { reason, .. } => {
+                let by = match reason {
+                    EndReason::Stopped { by, .. } => by.as_deref(),
+                    _ => None,
+                };
+                let word = if self.signaled.is_some() { "signal" } else { reason_word(reason) };
+                self.events.tell(&Event::Stopping { reason: word, by });
+            }
+            RunEvent::Stuck { .. } => {
+                self.events.tell(&Event::Note("CMD does not end; the lease is kept until it does"))
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `kill_at` is what assumption A4 leaves the work after a loss.
+fn deadlines(until: BootInstant, margin: Duration) -> Trust {
+    Trust { until, kill_at: until + margin / 2 }
+}
+
+fn environment(run: &Run, socket: &PhaseSocket) -> Vec<(OsString, Option<OsString>)> {
+    let set = |name: &str, value: OsString| (OsString::from(name), Some(value));
+    vec![
+        set("TENURE_ACCOUNT", run.key().account().into()),
+        set("TENURE_SESSION", run.key().session().into()),
+        set("TENURE_RUN_ID", run.run_id().to_string().into()),
+        set("TENURE_FENCE", run.fence().to_string().into()),
+        set(phase::SOCKET, socket.path().into()),
+        // It may hold a password, and is no business of CMD's.
+        ("TENURE_DATABASE_URL".into(), None),
+    ]
+}
+
+fn exit_code(reason: &EndReason, end: ProgramEnd, signaled: Option<i32>) -> u8 {
+    match (end, reason) {
+        (ProgramEnd::CannotStart(nix::libc::ENOENT), EndReason::Completed) => NOT_FOUND,
+        (ProgramEnd::CannotStart(_), EndReason::Completed) => CANNOT_EXECUTE,
+        (_, EndReason::Stopped { .. }) if signaled.is_some() => by_signal(signaled.unwrap_or_default()),
+        (_, EndReason::Stopped { .. } | EndReason::Shutdown) => STOPPED,
+        (_, EndReason::TimedOut { .. }) => TIMED_OUT,
+        (ProgramEnd::Exited(code), EndReason::Completed) => u8::try_from(code).unwrap_or(u8::MAX),
+        (ProgramEnd::Signaled(number), EndReason::Completed) => by_signal(number),
+        (_, reason) if reason.is_loss() => LOST,
+        (_, _) => UNAVAILABLE,
+    }
+}
+
+fn by_signal(number: i32) -> u8 {
+    u8::try_from(128 + number).unwrap_or(u8::MAX)
+}
+
+fn user_at_host() -> String {
+    let user = env::var("USER").or_else(|_| env::var("LOGNAME")).ok().filter(|user| !user.is_empty());
+    let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let mut label = format!("{user}@{host}");
+    // A name longer than a label may be is still a name.
+    while label.len() > 255 {
+        label.pop();
+    }
+    label
+}

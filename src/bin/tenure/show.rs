@@ -1,0 +1,146 @@
+//! How a session is shown: as JSON, as a few lines, as a row of a table.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use tenure::{Holder, SessionState, SessionStatus};
+
+/// The one JSON form of a session, wherever it appears.
+pub(crate) fn session_json(status: &SessionStatus) -> Value {
+    let holder = status.holder.as_ref();
+    let of = |value: fn(&Holder) -> Value| holder.map_or(Value::Null, value);
+    json!({
+        "account": status.key.account(),
+        "session": status.key.session(),
+        "state": state(status.state),
+        "run_id": of(|holder| json!(holder.run_id.to_string())),
+        "fence": of(|holder| json!(holder.fence.as_i64())),
+        "holder": of(|holder| json!(holder.label.as_str())),
+        "phase": of(|holder| json!(holder.phase.as_str())),
+        "acquired_at": of(|holder| json!(rfc3339(holder.since))),
+        "expires_at": of(|holder| json!(rfc3339(holder.expires_at))),
+        "expires_in_ms": of(|holder| json!(millis(holder.expires_in))),
+        "stop_requested": of(stop_json),
+        "waiting": 0,
+    })
+}
+
+fn stop_json(holder: &Holder) -> Value {
+    match &holder.stop {
+        Some(stop) => json!({ "at": rfc3339(stop.at), "by": stop.by, "reason": stop.reason }),
+        None => Value::Null,
+    }
+}
+
+pub(crate) fn state(state: SessionState) -> &'static str {
+    match state {
+        SessionState::Idle => "idle",
+        SessionState::Running => "running",
+        SessionState::Stopping => "stopping",
+        SessionState::Stuck => "stuck",
+        SessionState::Expired => "expired",
+        _ => "unknown",
+    }
+}
+
+/// One session for people. Text from others has its control characters escaped.
+pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
+    let Some(holder) = &status.holder else {
+        return format!("{} is idle (in {location})", status.key);
+    };
+    let is_expired = status.state == SessionState::Expired;
+    let (since, expires_at) = (rfc3339(holder.since), rfc3339(holder.expires_at));
+    let mut lines = if is_expired {
+        vec![
+            format!("{} has expired: nobody holds it", status.key),
+            format!("  last by  {}", holder.label),
+            format!("  since    {since}"),
+            format!("  expired  {expires_at}; the next run takes it over"),
+        ]
+    } else {
+        vec![
+            format!("{} is {}", status.key, state(status.state)),
+            format!("  held by  {}", holder.label),
+            format!("  since    {since} ({} ago)", held_for(holder)),
+            format!("  expires  in {} unless renewed", short(holder.expires_in)),
+        ]
+    };
+    lines.push(format!("  run      {}, fence {}", holder.run_id, holder.fence));
+    if !holder.phase.as_str().is_empty() {
+        lines.push(format!("  phase    {}", holder.phase));
+    }
+    if let Some(stop) = &holder.stop {
+        let word = |text: &Option<String>| text.as_deref().map_or("?".to_owned(), escaped);
+        lines.push(format!(
+            "  stop     requested {} by {}: {}",
+            rfc3339(stop.at),
+            word(&stop.by),
+            word(&stop.reason)
+        ));
+    }
+    lines.join("\n")
+}
+
+pub(crate) fn table(sessions: &[SessionStatus]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["ACCOUNT", "SESSION", "STATE", "HELD BY", "FOR", "EXPIRES IN", "PHASE", "RUN"]);
+    for status in sessions {
+        let Some(holder) = &status.holder else { continue };
+        table.add_row([
+            escaped(status.key.account()),
+            escaped(status.key.session()),
+            state(status.state).to_owned(),
+            holder.label.to_string(),
+            held_for(holder),
+            short(holder.expires_in),
+            holder.phase.to_string(),
+            holder.run_id.to_string(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// "held by …, since …, expires in …"
+pub(crate) fn held_by(holder: &Holder) -> String {
+    format!(
+        "held by {}, since {}, expires in {}",
+        holder.label,
+        rfc3339(holder.since),
+        short(holder.expires_in)
+    )
+}
+
+pub(crate) fn rfc3339(at: SystemTime) -> String {
+    humantime::format_rfc3339_millis(at).to_string()
+}
+
+pub(crate) fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+/// With the precision that people want: 0.4s, 27.1s, 3m 2s, 1day 2h.
+pub(crate) fn short(duration: Duration) -> String {
+    if duration < Duration::from_secs(60) {
+        return format!("{:.1}s", duration.as_secs_f64());
+    }
+    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
+}
+
+/// By the database's clock throughout: its now is the instant of expiry less what is left. Of an expired lease, for
+/// how long it was held.
+fn held_for(holder: &Holder) -> String {
+    let now = holder.expires_at.checked_sub(holder.expires_in).unwrap_or(holder.expires_at);
+    short(now.duration_since(holder.since).unwrap_or_default())
+}
+
+pub(crate) fn escaped(text: &str) -> String {
+    text.chars().fold(String::new(), |mut shown, char| {
+        if char.is_control() {
+            shown.extend(char.escape_default())
+        } else {
+            shown.push(char)
+        }
+        shown
+    })
+}

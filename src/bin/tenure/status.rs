@@ -1,0 +1,29 @@
+//! `tenure status`: who holds a session.
+
+use tenure::SessionStatus;
+
+use crate::{
+    cli::{Global, Status},
+    database::Database,
+    exit::{Failure, NOT_HELD},
+    show,
+};
+
+pub(crate) async fn status(global: &Global, args: &Status) -> Result<u8, Failure> {
+    let (database, key) = (Database::of(global)?, args.session.key()?);
+    let status = match database.reading()? {
+        Some(builder) => {
+            let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
+            let status = supervisor.inspect(&key).await?;
+            supervisor.shutdown().await;
+            status
+        }
+        None => SessionStatus::idle(key),
+    };
+    if global.json {
+        println!("{}", show::session_json(&status));
+    } else {
+        println!("{}", show::lines(&status, &database.location()?));
+    }
+    Ok(if status.is_held() { 0 } else { NOT_HELD })
+}
