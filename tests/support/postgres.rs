@@ -267,12 +267,14 @@ impl Database {
         let (options, name) = (self.server.inner.admin_options("postgres"), self.name.clone());
         background::run(async move {
             let mut connection = options.connect().await?;
-            let ended: Vec<i32> = sqlx::query_scalar(
-                "SELECT pid FROM pg_stat_activity WHERE datname = $1 AND pg_terminate_backend(pid)",
+            // Not in the WHERE clause, whose conditions may be tried in any order.
+            let ended: Vec<(i32, bool)> = sqlx::query_as(
+                "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1",
             )
             .bind(name)
             .fetch_all(&mut connection)
             .await?;
+            let ended: Vec<i32> = ended.into_iter().map(|(pid, _)| pid).collect();
             // Not with the function's own time-out: it looks once in 100 ms, and at one session after the other.
             let left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY($1)";
             while sqlx::query_scalar::<_, i64>(left).bind(&ended).fetch_one(&mut connection).await? > 0 {

@@ -1,0 +1,168 @@
+//! The server turns read-only, ends its sessions or is restarted.
+
+use std::{collections::BTreeSet, sync::Mutex};
+
+use sqlx::Row as _;
+
+use super::{
+    support::{
+        history::{self, Record},
+        postgres::{Database, Server},
+        postgres_backend::PostgresBackend,
+    },
+    *,
+};
+
+const TTL: Duration = Duration::from_secs(6);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_server_that_is_read_only_for_a_while_costs_a_connection_and_no_run() {
+    let server = Server::start();
+    let backend = PostgresBackend::start(&server, "").await;
+    let supervisor = supervisor(&backend.database().url(), TTL).await;
+    let runs = held_all(&supervisor, 20).await;
+    let mut events = supervisor.events();
+    background::sleep(supervisor.timing().renew_interval().mul_f64(1.2)).await;
+
+    let before = sessions(backend.database()).await;
+    server.make_read_only().await;
+    told(&mut events, |event| matches!(event, RunEvent::AtRisk { .. })).await;
+    server.make_writable().await;
+    told(&mut events, |event| matches!(event, RunEvent::Recovered { .. })).await;
+    background::sleep(TTL).await;
+    for run in &runs {
+        assert!(run.is_held(), "{run:?}");
+    }
+    let after = sessions(backend.database()).await;
+    assert!(
+        !before.is_subset(&after),
+        "the connection that had met 25006 was used again: {before:?} {after:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_server_that_stays_read_only_ends_every_run_by_its_trusted_time() {
+    let server = Server::start();
+    let backend = PostgresBackend::start(&server, "").await;
+    let supervisor = supervisor(&backend.database().url(), TTL / 3).await;
+    let timing = supervisor.timing();
+    let watch = Watch::over(held_all(&supervisor, 20).await);
+    background::sleep(timing.renew_interval()).await;
+    server.make_read_only().await;
+    let (runs, _) = watch.all_ended_on_time(timing).await;
+    let unknown = supervisor.acquire(&key("new")).await.unwrap_err();
+    assert!(unknown.to_string().contains("read-only"), "{unknown}");
+    drop(runs);
+
+    server.make_writable().await;
+    drop(held_at_last(&supervisor, "chat-0").await);
+}
+
+/// A hundred times at random instants, under load.
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_sessions_terminated_at_random_cost_no_lease_and_make_no_second_holder() {
+    let backend = PostgresBackend::start(Server::shared(), "").await;
+    let url = backend.database().url();
+    let steady = supervisor(&url, TTL).await;
+    let runs = held_all(&steady, 20).await;
+    let traffic = Traffic::start(&url).await;
+    let mut terminated = 0;
+    for _ in 0..100 {
+        background::sleep(Duration::from_millis(fastrand::u64(20..120))).await;
+        terminated += backend.database().terminate_backends().await;
+    }
+    for run in &runs {
+        assert!(run.is_held(), "{run:?}");
+    }
+    let summary = traffic.end().await;
+    println!("{terminated} sessions terminated: {summary:?}");
+    assert!(terminated >= 100, "too few: {terminated}");
+    assert!(summary.runs > 100, "too little has happened: {summary:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_restart_of_the_server_costs_no_lease_and_makes_no_second_holder() {
+    let server = Server::start();
+    let backend = PostgresBackend::start(&server, "").await;
+    let url = backend.database().url();
+    let steady = supervisor(&url, 2 * TTL).await;
+    let runs = held_all(&steady, 20).await;
+    let traffic = Traffic::start(&url).await;
+    let mut longest = Duration::ZERO;
+    for _ in 0..3 {
+        background::sleep(Duration::from_millis(fastrand::u64(500..1_500))).await;
+        let before = SystemClock.now();
+        server.restart_immediate().await;
+        longest = longest.max(SystemClock.now().saturating_since(before));
+    }
+    background::sleep(TTL).await;
+    let tolerated = steady.timing().tolerated_outage();
+    println!("the longest of 3 restarts took {longest:?} of {tolerated:?}");
+    if longest < tolerated {
+        for run in &runs {
+            assert!(run.is_held(), "{run:?}");
+        }
+    }
+    let summary = traffic.end().await;
+    println!("{summary:?}");
+    assert!(summary.runs > 100, "too little has happened: {summary:?}");
+}
+
+/// Two supervisors and many callers, all after the same few sessions, each for moments.
+struct Traffic {
+    supervisors: [Supervisor; 2],
+    over: Arc<AtomicBool>,
+    callers: Vec<tokio::task::JoinHandle<()>>,
+    seen: Arc<Mutex<Vec<Record>>>,
+}
+
+impl Traffic {
+    async fn start(url: &str) -> Self {
+        let supervisors = [supervisor(url, TTL / 6).await, supervisor(url, TTL / 6).await];
+        let (over, seen) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let mut traffic = Self { supervisors, over, callers: Vec::new(), seen };
+        for caller in 0..8 {
+            let supervisor = traffic.supervisors[caller % 2].clone();
+            let (over, seen) = (traffic.over.clone(), traffic.seen.clone());
+            traffic.callers.push(tokio::spawn(async move {
+                while !over.load(Ordering::Relaxed) {
+                    let session = format!("busy-{}", fastrand::u8(0..3));
+                    match supervisor.acquire(&key(&session)).await {
+                        Ok(run) => hold(run, &session, &seen).await,
+                        Err(_) => background::sleep(Duration::from_millis(fastrand::u64(1..5))).await,
+                    }
+                }
+            }));
+        }
+        traffic
+    }
+
+    /// Lets the callers come to an end, and judges what they have seen.
+    async fn end(self) -> history::Summary {
+        self.over.store(true, Ordering::Relaxed);
+        for caller in self.callers {
+            caller.await.expect("no caller panics");
+        }
+        for supervisor in &self.supervisors {
+            supervisor.shutdown().await;
+        }
+        history::assert_sound(&self.seen.lock().expect("no caller panics"))
+    }
+}
+
+async fn hold(run: Run, session: &str, seen: &Mutex<Vec<Record>>) {
+    for _ in 0..fastrand::u8(5..40) {
+        let observed =
+            Record::observe(session, run.run_id().as_uuid(), run.fence().as_i64(), || run.is_held());
+        let Some(record) = observed else { return };
+        seen.lock().expect("no caller panics").push(record);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The library's sessions on the server.
+async fn sessions(database: &Database) -> BTreeSet<i32> {
+    let sql = "SELECT pid FROM pg_stat_activity WHERE datname = $1 AND application_name = 'tenure'";
+    let rows = sqlx::query(sql).bind(database.name()).fetch_all(&mut database.admin().await).await;
+    rows.expect("the superuser may look").iter().map(|row| row.get(0)).collect()
+}
