@@ -192,6 +192,7 @@ mod workers {
         let mut job = Worker::spawn("command", &[]);
         let group = Pid::from_raw(job.pid()).unwrap();
         tcsetpgrp(&tty, group).unwrap();
+        say(format_args!("job {group}"));
         job.send("begin");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -311,6 +312,11 @@ impl Rig {
 
     fn press(&self, key: &[u8]) {
         rustix::io::write(self.terminal.as_ref().unwrap(), key).unwrap();
+    }
+
+    /// The group of the shell's job.
+    async fn job(&mut self) -> i32 {
+        self.expect("job ").await.parse().unwrap()
     }
 
     fn foreground(&self) -> i32 {
@@ -575,11 +581,16 @@ mod terminal_tests {
     const INTERRUPT: &[u8] = b"\x03";
     const SUSPEND: &[u8] = b"\x1a";
 
+    /// Goes on at SIGCONT. It starts nothing meanwhile: a shell that is stopped between fork and exec of a child
+    /// does not count as stopped.
+    const WAITING: &str = "mkfifo $dir/fifo; exec 3<>$dir/fifo; trap 'continued=1' CONT; ready
+        while [ -z \"$continued\" ]; do read line <&3; done; ";
+
     #[tokio::test]
     async fn ctrl_c_is_for_cmd_alone_and_the_foreground_comes_back() {
         let mut rig = Rig::on_terminal("trap 'exit 42' INT; ready; while :; do sleep 0.01; done", &[]);
+        let job = rig.job().await;
         assert_eq!(rig.expect("group ").await, "own");
-        let job = rig.foreground();
         let pid = rig.go().await;
         assert_eq!(rig.foreground(), pid);
         rig.press(INTERRUPT);
@@ -612,8 +623,8 @@ mod terminal_tests {
 
     #[tokio::test]
     async fn a_lease_lost_while_stopped_is_not_followed_by_a_continued_cmd() {
-        let script = "trap ': > $dir/continued' CONT; ready; while :; do sleep 0.01; done";
-        let mut rig = Rig::on_terminal(script, &[("LOST", "1")]);
+        let script = format!("{WAITING}: > $dir/continued");
+        let mut rig = Rig::on_terminal(&script, &[("LOST", "1")]);
         rig.go().await;
         rig.press(SUSPEND);
         rig.send("await stop");
@@ -626,8 +637,8 @@ mod terminal_tests {
 
     #[tokio::test]
     async fn bg_continues_cmd_without_taking_the_terminal_from_the_shell() {
-        let script = "trap ': > $dir/continued' CONT; ready; while ! [ -e $dir/end ]; do sleep 0.01; done";
-        let mut rig = Rig::on_terminal(script, &[]);
+        let script = format!("{WAITING}: > $dir/continued; read line < $dir/fifo");
+        let mut rig = Rig::on_terminal(&script, &[]);
         rig.go().await;
         rig.press(SUSPEND);
         rig.send("await stop");
@@ -636,7 +647,7 @@ mod terminal_tests {
         rig.expect("resumed behind").await;
         rig.wait_for("continued");
         assert_eq!(rig.foreground(), rig.command.pid());
-        fs::write(rig.dir.path().join("end"), "").unwrap();
+        fs::write(rig.dir.path().join("fifo"), "end\n").unwrap();
         rig.expect("over").await;
         assert_eq!(rig.foreground(), rig.command.pid());
     }
@@ -645,8 +656,8 @@ mod terminal_tests {
     async fn in_a_pipeline_the_terminal_stays_with_all_of_it() {
         let mut rig =
             Rig::on_terminal("trap 'exit 42' INT; ready; while :; do sleep 0.01; done", &[("PARTNER", "1")]);
+        let job = rig.job().await;
         assert_eq!(rig.expect("group ").await, "shared");
-        let job = rig.foreground();
         rig.go().await;
         assert_eq!(rig.foreground(), job);
         rig.press(INTERRUPT);
