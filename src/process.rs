@@ -61,6 +61,8 @@ mod census;
 #[path = "process/group.rs"]
 mod census;
 mod ending;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod table;
 
 use std::{future::Future, os::unix::process::CommandExt, process::Command, thread, time::Duration};
 
