@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use support::{
-    backend::Backend,
+    backend::Reachable,
     background,
     device::{self, Answer, Claim, Device, key},
     process,
@@ -52,7 +52,7 @@ on_every_backend! {
     i1_a_device_restarted_under_its_old_name_is_another
 }
 
-async fn i1_of_two_devices_that_ask_at_once_one_wins_and_the_other_is_told_who(backend: impl Backend) {
+async fn i1_of_two_devices_that_ask_at_once_one_wins_and_the_other_is_told_who(backend: impl Reachable) {
     const ROUNDS: usize = 1_000;
     const AT_ONCE: Duration = Duration::from_millis(10);
     let url = backend.url();
@@ -86,7 +86,7 @@ async fn i1_of_two_devices_that_ask_at_once_one_wins_and_the_other_is_told_who(b
 }
 
 /// 5 ttls under a constant hail of requests: none is granted, and the holder renews all the time.
-async fn i4_a_live_lease_outlasts_sixteen_contenders(backend: impl Backend) {
+async fn i4_a_live_lease_outlasts_sixteen_contenders(backend: impl Reachable) {
     let url = backend.url();
     let mut holder = Device::start(&url, "holder", TTL).await;
     let mut contenders = devices(&url, 16, TTL).await;
@@ -111,7 +111,7 @@ async fn i4_a_live_lease_outlasts_sixteen_contenders(backend: impl Backend) {
 }
 
 /// Versions and lock marks included, where there are any.
-async fn i4_a_refusal_of_another_device_writes_nothing(backend: impl Backend) {
+async fn i4_a_refusal_of_another_device_writes_nothing(backend: impl Reachable) {
     let url = backend.url();
     let mut holder = Device::start(&url, "holder", LONG_TTL).await;
     let mut contenders = devices(&url, 4, LONG_TTL).await;
@@ -134,7 +134,7 @@ async fn i4_a_refusal_of_another_device_writes_nothing(backend: impl Backend) {
     assert!(granted.elapsed() < first_renewal, "the machine was too slow to tell refusals from renewals");
 }
 
-async fn i10_devices_on_different_sessions_do_not_wait_for_each_other(backend: impl Backend) {
+async fn i10_devices_on_different_sessions_do_not_wait_for_each_other(backend: impl Reachable) {
     let url = backend.url();
     let mut devices = devices(&url, 8, LONG_TTL).await;
     for round in 0..20 {
@@ -150,7 +150,7 @@ async fn i10_devices_on_different_sessions_do_not_wait_for_each_other(backend: i
 
 /// What a stopped device does when it goes on: nothing that anybody else could notice.
 async fn i3_a_device_that_was_frozen_past_its_lease_can_neither_act_nor_renew_nor_release(
-    backend: impl Backend,
+    backend: impl Reachable,
 ) {
     let url = backend.url();
     let mut old = Device::start(&url, "old", TTL).await;
@@ -182,7 +182,7 @@ async fn i3_a_device_that_was_frozen_past_its_lease_can_neither_act_nor_renew_no
     assert!(next.release("chat").await);
 }
 
-async fn i7_the_lease_of_a_device_that_exits_expires_and_is_taken_over(backend: impl Backend) {
+async fn i7_the_lease_of_a_device_that_exits_expires_and_is_taken_over(backend: impl Reachable) {
     let url = backend.url();
     let mut first = Device::start(&url, "first", TTL).await;
     let second = Device::start(&url, "second", TTL).await;
@@ -192,7 +192,7 @@ async fn i7_the_lease_of_a_device_that_exits_expires_and_is_taken_over(backend: 
     expires_and_is_taken_over(second, fence).await;
 }
 
-async fn i7_the_lease_of_a_device_that_is_killed_expires_and_is_taken_over(backend: impl Backend) {
+async fn i7_the_lease_of_a_device_that_is_killed_expires_and_is_taken_over(backend: impl Reachable) {
     let url = backend.url();
     let mut first = Device::start(&url, "first", TTL).await;
     let second = Device::start(&url, "second", TTL).await;
@@ -217,7 +217,7 @@ async fn expires_and_is_taken_over(mut second: Device, fence: i64) {
 }
 
 /// Killed at a random instant around a request: the session is free within a lease, and fences rise.
-async fn i7_devices_that_die_while_they_ask_leave_nothing_for_longer_than_a_lease(backend: impl Backend) {
+async fn i7_devices_that_die_while_they_ask_leave_nothing_for_longer_than_a_lease(backend: impl Reachable) {
     const DEVICES: usize = 12;
     let url = backend.url();
     let mut survivor = Device::start(&url, "survivor", TTL).await;
@@ -253,7 +253,7 @@ async fn i7_devices_that_die_while_they_ask_leave_nothing_for_longer_than_a_leas
     println!("{taken_over} of {DEVICES} died as holders");
 }
 
-async fn i1_devices_of_one_name_are_two(backend: impl Backend) {
+async fn i1_devices_of_one_name_are_two(backend: impl Reachable) {
     let url = backend.url();
     let mut one = Device::start(&url, "api on host-1", TTL).await;
     let mut other = Device::start(&url, "api on host-1", TTL).await;
@@ -274,7 +274,7 @@ async fn i1_devices_of_one_name_are_two(backend: impl Backend) {
     }
 }
 
-async fn i1_a_device_restarted_under_its_old_name_is_another(backend: impl Backend) {
+async fn i1_a_device_restarted_under_its_old_name_is_another(backend: impl Reachable) {
     let url = backend.url();
     let mut before = Device::start(&url, "api on host-1", LONG_TTL).await;
     let (run, fence) = before.granted("chat").await;

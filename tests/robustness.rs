@@ -44,7 +44,7 @@ fn worker_entry() {
 #[tokio::test(flavor = "multi_thread")]
 async fn i1_no_two_processes_are_trusted_at_once_on_postgresql_whatever_breaks() {
     use support::{
-        backend::Backend as _,
+        backend::Reachable as _,
         postgres::{Options, Server},
         postgres_backend::PostgresBackend,
     };
@@ -62,7 +62,7 @@ async fn i1_no_two_processes_are_trusted_at_once_on_postgresql_whatever_breaks()
 #[cfg(feature = "sqlite")]
 #[tokio::test(flavor = "multi_thread")]
 async fn i1_no_two_processes_are_trusted_at_once_on_sqlite_whatever_breaks() {
-    use support::{backend::Backend as _, sqlite_backend::SqliteBackend};
+    use support::{backend::Reachable as _, sqlite_backend::SqliteBackend};
 
     const ROUNDS: usize = 150;
     let backend = SqliteBackend::start().await;

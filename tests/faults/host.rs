@@ -6,7 +6,7 @@ use tenure::{AcquireError, SessionKey};
 
 use super::{
     support::{
-        backend::Backend,
+        backend::Reachable,
         process::{Commands, Worker, say},
     },
     *,
@@ -23,7 +23,7 @@ on_every_backend! {
 }
 
 /// All that the host has is blocked: its workers sleep, its cores spin.
-async fn i10_a_host_whose_every_thread_is_blocked_for_three_ttls_keeps_every_lease(backend: impl Backend) {
+async fn i10_a_host_whose_every_thread_is_blocked_for_three_ttls_keeps_every_lease(backend: impl Reachable) {
     const WORKERS: usize = 4;
     let url = backend.url();
     let (sender, receiver) = mpsc::channel();
@@ -50,7 +50,7 @@ async fn i10_a_host_whose_every_thread_is_blocked_for_three_ttls_keeps_every_lea
     background::run_blocking(move || host.join()).await.expect("the host does not panic");
 }
 
-async fn i10_a_healthy_run_of_twenty_ttls_on_busy_cores_is_never_cancelled(backend: impl Backend) {
+async fn i10_a_healthy_run_of_twenty_ttls_on_busy_cores_is_never_cancelled(backend: impl Reachable) {
     let supervisor = supervisor(&backend.url(), TTL).await;
     let runs = held_all(&supervisor, 10).await;
     let _busy = BusyCores::start();
@@ -64,7 +64,7 @@ async fn i10_a_healthy_run_of_twenty_ttls_on_busy_cores_is_never_cancelled(backe
     }
 }
 
-async fn two_supervisors_of_one_process_are_two_devices(backend: impl Backend) {
+async fn two_supervisors_of_one_process_are_two_devices(backend: impl Reachable) {
     let (one, other) = (supervisor(&backend.url(), TTL).await, supervisor(&backend.url(), TTL).await);
     assert_ne!(one.node(), other.node());
     let (first, second) =
@@ -87,7 +87,7 @@ async fn two_supervisors_of_one_process_are_two_devices(backend: impl Backend) {
 }
 
 /// In a process of its own each, whose threads and connections can be counted.
-async fn a_shutdown_leaves_no_thread_and_no_connection_behind_in_any_runtime(backend: impl Backend) {
+async fn a_shutdown_leaves_no_thread_and_no_connection_behind_in_any_runtime(backend: impl Reachable) {
     for role in ["tokio", "tokio on one thread", "actix", "no runtime"] {
         let url = backend.url();
         let mut host = Worker::spawn(role, &[("URL", &url)]);

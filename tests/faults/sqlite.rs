@@ -3,7 +3,7 @@
 use sqlx::SqliteConnection;
 
 use super::{support::sqlite_backend::SqliteBackend, *};
-use crate::support::backend::Backend as _;
+use crate::support::backend::Reachable as _;
 
 const TTL: Duration = Duration::from_secs(3);
 

@@ -6,9 +6,6 @@ use tenure::{SessionKey, store::SharedStore};
 
 /// A fresh, migrated, empty database.
 pub trait Backend {
-    /// How a process connects.
-    fn url(&self) -> String;
-
     /// Its store.
     fn store(&self) -> SharedStore;
 
@@ -25,4 +22,10 @@ pub trait Backend {
     /// Steps the database's clock back, or shifts all that is stored, fences and their floor included, forward.
     /// Answers by how much a fence that was issued before is greater now.
     fn step_clock_back(&self, seconds: u32) -> impl Future<Output = i64>;
+}
+
+/// One that other processes can reach.
+pub trait Reachable: Backend {
+    /// How they connect.
+    fn url(&self) -> String;
 }

@@ -9,7 +9,7 @@ use tenure::{
 };
 
 use super::{
-    backend::Backend,
+    backend::{Backend, Reachable},
     postgres::{Database, Server},
 };
 
@@ -54,11 +54,13 @@ impl PostgresBackend {
     }
 }
 
-impl Backend for PostgresBackend {
+impl Reachable for PostgresBackend {
     fn url(&self) -> String {
         self.database.url()
     }
+}
 
+impl Backend for PostgresBackend {
     fn store(&self) -> SharedStore {
         self.store.clone()
     }

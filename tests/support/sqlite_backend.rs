@@ -9,7 +9,7 @@ use tenure::{
     store::{LeaseStore, SharedStore, SqliteStore},
 };
 
-use super::backend::Backend;
+use super::backend::{Backend, Reachable};
 
 /// One file, migrated, in a directory of its own.
 pub struct SqliteBackend {
@@ -47,11 +47,13 @@ impl SqliteBackend {
     }
 }
 
-impl Backend for SqliteBackend {
+impl Reachable for SqliteBackend {
     fn url(&self) -> String {
         format!("sqlite://{}/tenure.db", self.directory.path().display())
     }
+}
 
+impl Backend for SqliteBackend {
     fn store(&self) -> SharedStore {
         self.store.clone()
     }

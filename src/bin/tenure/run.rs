@@ -17,7 +17,7 @@ use crate::{
     exit::{CANNOT_EXECUTE, Failure, LOST, NOT_FOUND, STOPPED, TIMED_OUT, UNAVAILABLE, USAGE},
     guarded::{self, Guarded, Plan, Reports},
     phase::{self, PhaseSocket},
-    signals::{self, Signals},
+    signals::{self, Received, Signals},
     terminal::Terminal,
     wire::{Group, Report, Setup, Trust},
 };
@@ -186,7 +186,10 @@ impl Program<'_> {
                     Some(report) => self.heed(report).await,
                     None => return,
                 },
-                number = signals.next() => self.on_signal(number),
+                received = signals.next_of_all() => match received {
+                    Received::End(number) => self.on_signal(number),
+                    Received::Continued => self.resume(),
+                },
                 event = news.next(), if told => match event {
                     Some(event) => self.tell(&event),
                     None => told = false,
@@ -246,12 +249,18 @@ impl Program<'_> {
         // Without a terminal, whoever stopped CMD will continue it.
         let Some(terminal) = &mut self.terminal else { return };
         match terminal.follow_stop(self.group).await {
-            Ok(true) if self.run.is_held() && !self.is_stopping => {}
-            Ok(_) => return,
-            Err(error) => return tracing::warn!(%error, "cannot stop like CMD"),
+            Ok(true) => self.resume(),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "cannot stop like CMD"),
         }
-        self.lend_terminal();
-        let _ = self.guarded.signal(nix::libc::SIGCONT);
+    }
+
+    /// Goes on after a stop; CMD does only if the lease is still held.
+    fn resume(&mut self) {
+        if self.terminal.is_some() && self.run.is_held() && !self.is_stopping {
+            self.lend_terminal();
+            let _ = self.guarded.signal(nix::libc::SIGCONT);
+        }
     }
 
     fn lend_terminal(&mut self) {

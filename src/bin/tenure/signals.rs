@@ -4,9 +4,10 @@ use std::{fs, io};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listens to SIGINT, SIGTERM, SIGHUP and SIGQUIT.
+/// Listens to SIGINT, SIGTERM, SIGHUP and SIGQUIT, and to SIGCONT.
 pub(crate) struct Signals {
     listeners: Vec<(i32, Signal)>,
+    continued: Signal,
 }
 
 impl Signals {
@@ -19,26 +20,54 @@ impl Signals {
         let wanted = kinds.into_iter().filter(|kind| ignored & (1 << (kind.as_raw_value() - 1)) == 0);
         let listeners =
             wanted.map(|kind| Ok((kind.as_raw_value(), signal(kind)?))).collect::<io::Result<_>>()?;
-        Ok(Self { listeners })
+        Ok(Self { listeners, continued: signal(SignalKind::from_raw(nix::libc::SIGCONT))? })
     }
 
-    /// The next one, by number.
+    /// The next one that tells this process to end, by number.
     ///
     /// # Cancel safety
     /// Dropping the future loses none.
     pub(crate) async fn next(&mut self) -> i32 {
-        if self.listeners.is_empty() {
-            return std::future::pending().await;
+        loop {
+            if let Received::End(number) = self.next_of_all().await {
+                return number;
+            }
         }
-        let received = self.listeners.iter_mut().map(|(number, signal)| {
-            Box::pin(async move {
-                // It never ends while the runtime lives.
-                signal.recv().await;
-                *number
-            })
-        });
-        futures::future::select_all(received).await.0
     }
+
+    /// The next one of all.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses none.
+    pub(crate) async fn next_of_all(&mut self) -> Received {
+        tokio::select! {
+            number = first(&mut self.listeners) => Received::End(number),
+            Some(()) = self.continued.recv() => Received::Continued,
+        }
+    }
+}
+
+/// What a signal means for `tenure run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// End, by number.
+    End(i32),
+    /// This process goes on after a stop.
+    Continued,
+}
+
+async fn first(listeners: &mut [(i32, Signal)]) -> i32 {
+    if listeners.is_empty() {
+        return std::future::pending().await;
+    }
+    let received = listeners.iter_mut().map(|(number, signal)| {
+        Box::pin(async move {
+            // It never ends while the runtime lives.
+            signal.recv().await;
+            *number
+        })
+    });
+    futures::future::select_all(received).await.0
 }
 
 pub(crate) fn name(number: i32) -> String {
