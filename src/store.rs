@@ -24,7 +24,7 @@
 //!   [`StoreError::Unavailable`], some or all of it may have happened, or may still happen.
 //! - **No waiting behind a stranger.** A row that somebody else has locked is the outcome `Locked`: nothing
 //!   was changed, try again.
-//! - **Every write names its run.** Nothing changes a row of another run, but an acquire of an expired one.
+//! - **Every write names its run** (invariant I4). Nothing changes a row of another run, but an acquire of an expired one.
 //! - Each statement is its own transaction. Dropping the future of a call half-way leaves the connection
 //!   unusable, and the call's effect unknown: drop the connection with it.
 //!

@@ -83,7 +83,7 @@ COMMENT ON SEQUENCE tenure.fence_floor IS
     'At least the greatest fence ever issued, in microseconds since 1970, short of a race of issuers: see '
     'tenure.next_fence.';
 
--- A hybrid logical clock. The clock carries it over a failover that lost commits; the row's own fence and the
+-- Invariant I8. A hybrid logical clock. The clock carries it over a failover that lost commits; the row's own fence and the
 -- sequence carry it over a clock that was stepped back. The sequence outlives the deletion of the row, and being
 -- a sequence it is no hot row: nobody waits for another's commit.
 --

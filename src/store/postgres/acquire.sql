@@ -40,7 +40,7 @@ granted AS (
     -- Projected above the sort: each row reads the clock when it is its turn to be inserted, and its fence after.
     SELECT account_id, session_id, run_id, tenure.next_fence(0), node, holder, phase, at, at + ttl
     FROM (SELECT *, clock_timestamp() AS at FROM candidate) AS timed
-    -- This rule alone decides who owns the session; all that precedes keeps refusals cheap and batches free of
+    -- This rule alone decides who owns the session (invariant I4); all that precedes keeps refusals cheap and batches free of
     -- waits. The key columns are named so that the row lock conflicts with a pin (FOR KEY SHARE).
     ON CONFLICT (account_id, session_id) DO UPDATE SET
         account_id = excluded.account_id,

@@ -25,7 +25,7 @@ locked AS MATERIALIZED (
     ORDER BY l.account_id, l.session_id
     FOR NO KEY UPDATE OF l SKIP LOCKED
 ),
--- The clock is read behind each row's lock: a statement that a frozen server runs late finds its lease expired.
+-- Invariant I5: the clock is read behind each row's lock. A statement that a frozen server runs late finds its lease expired.
 timed AS MATERIALIZED (
     SELECT *, clock_timestamp() AS at FROM locked
 ),

@@ -1,5 +1,5 @@
 -- Grants every item whose session is idle, expired, or held by the same run already; the conflict rule alone
--- decides. A refused item returns no row.
+-- decides (invariant I4). A refused item returns no row.
 -- ?1: array of {account, session, run, node, holder, phase, ttl}, ttl in ms.
 --
 -- In the conflict rule excluded.acquired_at is the clock.
@@ -8,7 +8,7 @@ INSERT INTO tenure_session_lease AS lease
 SELECT item.value ->> 'account',
        item.value ->> 'session',
        item.value ->> 'run',
-       -- The floor makes fences strict within one tick of the clock and over its steps back; the clock makes
+       -- Invariant I8: the floor makes fences strict within one tick of the clock and over its steps back; the clock makes
        -- them grow even over a restored backup. With the item's place no two grants of a file share a fence.
        max((SELECT floor FROM tenure_fence_floor) + 1, clock.now * 1000) + item.key,
        item.value ->> 'node',

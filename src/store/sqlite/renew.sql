@@ -1,4 +1,4 @@
--- Extends every item whose row is of its run and still outside its safety margin. The others return no row.
+-- Extends every item whose row is of its run and still outside its safety margin (invariants I4 and I5). The others return no row.
 -- ?1: array of {account, session, run, ttl, margin, stage, phase}, ttl and margin in ms, phase may be null.
 UPDATE tenure_session_lease AS lease
 SET expires_at = max(lease.expires_at, clock.now + (item.value ->> 'ttl')),
