@@ -37,10 +37,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use futures::{Stream, StreamExt, future::join_all};
+use futures::future::join_all;
+#[cfg(feature = "postgres")]
+use futures::{Stream, StreamExt};
 use support::{background, device::key, process};
+#[cfg(feature = "postgres")]
+use tenure::RunEvent;
 use tenure::{
-    EndReason, Run, RunEvent, SessionState, SessionStatus, Supervisor, Timing,
+    EndReason, Run, SessionState, SessionStatus, Supervisor, Timing,
     clock::{BootInstant, Clock as _, SystemClock},
 };
 
@@ -102,6 +106,7 @@ async fn at_last<T>(what: &str, attempt: impl AsyncFn() -> Result<T, String>) ->
 }
 
 /// Waits for an event; events before are passed over.
+#[cfg(feature = "postgres")]
 async fn told(events: &mut (impl Stream<Item = RunEvent> + Unpin), wanted: impl Fn(&RunEvent) -> bool) {
     let found = async {
         while let Some(event) = events.next().await {
@@ -122,6 +127,19 @@ struct End {
     reason: EndReason,
     at: BootInstant,
     wall: SystemTime,
+}
+
+/// Between its cancellation and the end of its lease the work of every run had its time. The database's clock is
+/// this machine's, so that the two instants can be compared here.
+async fn had_time_to_stop(observer: &Supervisor, runs: &[Run], ends: &[End], timing: Timing) {
+    let list = async || observer.list().include_expired().await.map_err(|error| error.to_string());
+    let rows = at_last("list", list).await;
+    for (run, end) in runs.iter().zip(ends) {
+        let row = rows.iter().find(|row| row.key == *run.key()).and_then(|row| row.holder.as_ref());
+        let row = row.filter(|row| row.run_id == run.run_id()).expect("nobody else has asked");
+        let left = row.expires_at.duration_since(end.wall).unwrap_or_default();
+        assert!(left >= timing.safety_margin() / 2, "{run:?} had only {left:?} to stop its work");
+    }
 }
 
 /// Keeps an eye on runs from a thread of its own, from now until all have ended.
@@ -220,6 +238,7 @@ impl Drop for BusyCores {
     }
 }
 
+#[cfg(feature = "postgres")]
 fn is_idle(status: &SessionStatus) -> bool {
     status.state == SessionState::Idle
 }

@@ -30,13 +30,7 @@ async fn i3_a_frozen_server_cancels_every_run_by_its_trusted_time() {
     frozen.thaw();
 
     // What the thawed server still finds in its sockets must not prolong what was given up.
-    let rows = at_last("list", async || patient.list().await.map_err(|error| error.to_string())).await;
-    for (run, end) in runs.iter().zip(&ends) {
-        let row = rows.iter().find(|row| row.key == *run.key()).and_then(|row| row.holder.as_ref());
-        let Some(row) = row.filter(|row| row.run_id == run.run_id()) else { continue };
-        let left = row.expires_at.duration_since(end.wall).unwrap_or_default();
-        assert!(left >= timing.safety_margin() / 2, "{run:?} had only {left:?} to stop its work");
-    }
+    had_time_to_stop(&patient, &runs, &ends, timing).await;
     let fences: Vec<_> = runs.iter().map(Run::fence).collect();
     drop(runs);
     for (index, fence) in fences.into_iter().enumerate() {

@@ -31,7 +31,8 @@ async fn i9_a_write_lock_held_for_good_ends_every_run_by_its_trusted_time() {
     let timing = supervisor.timing();
     let watch = Watch::over(held_all(&supervisor, 50).await);
     let stranger = Writer::begin(&backend).await;
-    let (runs, _) = watch.all_ended_on_time(timing).await;
+    let (runs, ends) = watch.all_ended_on_time(timing).await;
+    had_time_to_stop(&supervisor, &runs, &ends, timing).await;
     let refused = supervisor.acquire(&key("new")).await.unwrap_err();
     assert!(refused.to_string().contains("another connection is writing"), "{refused}");
     // Reading needs no lock: every device sees how things are.
