@@ -112,6 +112,8 @@ impl Acquisition {
                     attempts.last = Some("its row is locked by another transaction".to_owned());
                 }
                 Err(error) if error.is_transient() => {
+                    // What was rolled back met somebody's lock: not again in a batch that has to wait with it.
+                    alone = !error.is_uncertain();
                     attempts.unknown += u32::from(error.is_uncertain());
                     attempts.last = Some(error.to_string());
                 }

@@ -345,8 +345,9 @@ fn by_signal(number: i32) -> u8 {
 }
 
 fn user_at_host() -> String {
-    let user = env::var("USER").or_else(|_| env::var("LOGNAME")).ok().filter(|user| !user.is_empty());
-    let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
+    let uid = nix::unistd::getuid();
+    let user = nix::unistd::User::from_uid(uid).ok().flatten().map(|user| user.name);
+    let user = user.unwrap_or_else(|| format!("uid {uid}"));
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut label = format!("{user}@{host}");
     // A name longer than a label may be is still a name.
