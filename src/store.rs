@@ -81,7 +81,7 @@ pub const MAX_BATCH: usize = 500;
 /// [`StoreError::Url`] when no enabled backend knows the URL.
 pub fn open(url: &str) -> Result<SharedStore, StoreError> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-    match scheme {
+    match scheme.to_ascii_lowercase().as_str() {
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Ok(Arc::new(PostgresStore::new(url)?)),
         #[cfg(feature = "sqlite")]

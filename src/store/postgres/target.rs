@@ -3,9 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+use tracing::subscriber::NoSubscriber;
 use url::Url;
 
-use crate::store::{Bounds, StoreError};
+use crate::{
+    session::printable,
+    store::{Bounds, StoreError},
+};
 
 /// The server and the database, and how to speak to them.
 pub(super) struct Target {
@@ -22,7 +26,11 @@ impl Target {
         let mut url = Url::parse(text).map_err(unreadable)?;
         check_shape(&url)?;
         let pooled = take_pgbouncer(&mut url)?;
-        let options = PgConnectOptions::from_url(&url).map_err(|error| refused(error.to_string()))?;
+        check_parameters(&url)?;
+        // sqlx warns of a malformed line in the password file by showing it.
+        let options =
+            tracing::subscriber::with_default(NoSubscriber::default(), || PgConnectOptions::from_url(&url));
+        let options = options.map_err(|error| refused(explain(&error)))?;
         let database = options.get_database().unwrap_or(options.get_username()).to_owned();
         let location = location(&options, &database).into();
         Ok(Self { options, pooled, location, database })
@@ -66,6 +74,49 @@ fn check_shape(url: &Url) -> Result<(), StoreError> {
         ));
     }
     Ok(())
+}
+
+/// What sqlx understands. It would log the others, with their values.
+const PARAMETERS: &[&str] = &[
+    "application_name",
+    "dbname",
+    "host",
+    "hostaddr",
+    "options",
+    "password",
+    "port",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "ssl-mode",
+    "ssl-root-cert",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "statement-cache-capacity",
+    "user",
+];
+
+fn check_parameters(url: &Url) -> Result<(), StoreError> {
+    let is_known = |name: &str| PARAMETERS.contains(&name) || name.starts_with("options[");
+    match url.query_pairs().find(|(name, _)| !is_known(name)) {
+        Some((name, _)) => Err(refused(format!(
+            "the parameter {:?} is unknown; remove it, or use one of pgbouncer, {}",
+            printable(&name),
+            PARAMETERS.join(", ")
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// sqlx wraps its errors in their own words, more than once.
+fn explain(error: &sqlx::Error) -> String {
+    let text = error.to_string();
+    let text = text.trim_start_matches("error with configuration: ");
+    format!(
+        "{text}; write it as postgres://user:password@host:port/database, special characters percent-encoded"
+    )
 }
 
 /// Takes the parameter that is ours out of the URL.
@@ -159,6 +210,8 @@ mod tests {
             ("postgres://me:12#s3cret@db/app", "%23"),
             ("postgres://me:s3cret@db/app?pgbouncer=yes", "pgbouncer=true"),
             ("postgres://me:s3cret@db/app?sslmode=maybe", "maybe"),
+            ("postgres://me@db/app?sslpassword=s3cret", "sslpassword"),
+            ("postgres://me:s3cret@db/app?port=x", "postgres://user:password@host:port/database"),
         ] {
             let refusal = refusal(url);
             assert!(refusal.contains(remedy), "{url}: {refusal}");
