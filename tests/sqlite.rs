@@ -269,6 +269,22 @@ async fn a_file_that_was_replaced_no_longer_rules() {
     assert_eq!(new.renew(&[renew("chat", run)]).await.unwrap(), [RenewOutcome::Superseded]);
 }
 
+/// I1: what was committed last is in the log, so a file without its log is an older file.
+#[tokio::test]
+async fn a_file_whose_log_was_deleted_no_longer_rules() {
+    let file = File::new();
+    let mut old = file.open().await;
+    let run = RunId::random();
+    granted(&mut *old, "chat", run).await;
+    old.renew(&[renew("chat", run)]).await.unwrap();
+
+    for suffix in ["-wal", "-shm"] {
+        std::fs::remove_file(file.dir.path().join(format!("t.db{suffix}"))).unwrap();
+    }
+    let error = old.renew(&[renew("chat", run)]).await.unwrap_err();
+    assert!(error.is_uncertain() && error.to_string().contains("connect again"), "{error}");
+}
+
 #[tokio::test]
 async fn a_host_application_may_share_its_file() {
     let file = File::new();

@@ -133,6 +133,8 @@ struct Connection {
     sqlite: SqliteConnection,
     file: DatabaseFile,
     opened: Option<Identity>,
+    /// The write-ahead log, from when it was first seen: it may appear with the first write only.
+    log: Option<Identity>,
 }
 
 impl Connection {
@@ -151,20 +153,31 @@ impl Connection {
             tracing::warn!(database = %file, "the file does not use write-ahead logging: commits are slower");
         }
         let opened = file.identity().map_err(sqlx::Error::Io)?;
-        Ok(Self { sqlite, file, opened })
+        let log = file.log_identity().ok().flatten();
+        Ok(Self { sqlite, file, opened, log })
     }
 
     /// Turns a failure into the contract's words, and distrusts an answer that came from a file which no longer
     /// stands at the path: another process may meanwhile grant the same session in the new one (invariant I1).
-    fn answer<T>(&self, answer: Result<T, Failure>) -> Result<T, StoreError> {
+    fn answer<T>(&mut self, answer: Result<T, Failure>) -> Result<T, StoreError> {
         let answer = answer.map_err(|failure| failure.in_file(&self.file))?;
-        match self.file.identity() {
-            Ok(found) if found == self.opened => Ok(answer),
-            _ => Err(StoreError::Unavailable {
-                location: self.file.location().to_owned(),
-                detail: "the file was removed or replaced while it was open; connect again".to_owned(),
-            }),
+        if self.is_in_place() {
+            return Ok(answer);
         }
+        Err(StoreError::Unavailable {
+            location: self.file.location().to_owned(),
+            detail:
+                "the file or its write-ahead log was removed or replaced while it was open; connect again"
+                    .to_owned(),
+        })
+    }
+
+    fn is_in_place(&mut self) -> bool {
+        let file_stands = self.file.identity().is_ok_and(|found| found == self.opened);
+        let log = self.file.log_identity().ok().flatten();
+        let log_stands = self.log.is_none() || log == self.log;
+        self.log = self.log.or(log);
+        file_stands && log_stands
     }
 }
 

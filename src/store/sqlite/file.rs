@@ -71,17 +71,14 @@ impl DatabaseFile {
 
     /// Which file stands at the path now; `None` where the platform cannot say.
     pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
-        let found = std::fs::metadata(&self.path)?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::MetadataExt as _;
-            Ok(Some(Identity { device: found.dev(), inode: found.ino() }))
-        }
-        #[cfg(not(unix))]
-        {
-            let _ = found;
-            Ok(None)
-        }
+        identity(&self.path)
+    }
+
+    /// The same for the write-ahead log, which holds what was committed last.
+    pub(super) fn log_identity(&self) -> io::Result<Option<Identity>> {
+        let mut log = self.path.as_os_str().to_owned();
+        log.push("-wal");
+        identity(Path::new(&log))
     }
 
     /// Why SQLite could not open the file, as far as the file system tells.
@@ -117,6 +114,20 @@ impl DatabaseFile {
             )),
             _ => denied(),
         }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<Option<Identity>> {
+    let found = std::fs::metadata(path)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        Ok(Some(Identity { device: found.dev(), inode: found.ino() }))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = found;
+        Ok(None)
     }
 }
 
