@@ -60,6 +60,8 @@ impl Worker {
     /// The same as the leader of a session of its own, which may take a terminal.
     pub fn spawn_in_session(role: &str, env: &[(&str, &str)]) -> Self {
         let mut command = Command::new("setsid");
+        // A shell starts its background jobs with these ignored, which would be inherited: Ctrl-C would do nothing.
+        command.args(["env", "--default-signal=INT,QUIT,HUP,TSTP,TTIN,TTOU"]);
         command.arg(env::current_exe().expect("a process has an executable"));
         Self::start(command, role, env)
     }
