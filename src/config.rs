@@ -107,6 +107,11 @@ impl Timing {
         (self.ttl / 5).min(Duration::from_secs(5)).min(self.acquire_timeout)
     }
 
+    /// The bound on one statement that only looks, or sweeps.
+    pub(crate) fn query_timeout(&self) -> Duration {
+        (self.ttl / 5).clamp(Duration::from_millis(500), Duration::from_secs(5))
+    }
+
     /// How long the server may wait for one lock.
     pub(crate) fn lock_timeout(&self) -> Duration {
         (self.ttl / 30)
@@ -124,6 +129,7 @@ impl Settings {
     const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(5);
     const LEAST_TTL: Duration = Duration::from_secs(1);
     const GREATEST_TTL: Duration = Duration::from_secs(24 * 3600);
+    const GREATEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
     /// Shorter, and an ordinary round trip or a busy machine would look like an outage.
     const LEAST_PART: Duration = Duration::from_millis(20);
 
@@ -145,12 +151,13 @@ impl Settings {
 }
 
 fn check_relations(timing: &Timing) -> Result<(), ConfigError> {
-    let Timing { ttl, safety_margin, renew_interval, renew_timeout, acquire_timeout, .. } = *timing;
+    let Timing { ttl, safety_margin, renew_interval, renew_timeout, acquire_timeout, stop_grace } = *timing;
     let least = Settings::LEAST_PART;
     between("safety_margin", safety_margin, (ttl / 20).max(least), ttl / 2, "ttl/20 and ttl/2")?;
     between("renew_interval", renew_interval, least, ttl / 2, "20 ms and ttl/2")?;
     between("renew_timeout", renew_timeout, least, ttl / 4, "20 ms and ttl/4")?;
-    between("acquire_timeout", acquire_timeout, least, Duration::MAX, "20 ms and any length")?;
+    between("acquire_timeout", acquire_timeout, least, Settings::GREATEST_TTL, "20 ms and 24 hours")?;
+    between("stop_grace", stop_grace, Duration::ZERO, Settings::GREATEST_GRACE, "0 and a year")?;
     let needed = timing.latest_renewal() + 3 * renew_timeout + 2 * timing.longest_backoff();
     if needed > timing.trusted_after_grant() {
         return Err(ConfigError::TooFewAttempts {
@@ -254,6 +261,12 @@ mod tests {
         let error = settings.check().unwrap_err().to_string();
         for part in ["renew_interval", "renew_timeout", "8s"] {
             assert!(error.contains(part), "{error}");
+        }
+        for settings in [
+            Settings { stop_grace: Some(Duration::MAX), ..Settings::default() },
+            Settings { acquire_timeout: Some(Duration::MAX), ..Settings::default() },
+        ] {
+            assert!(matches!(settings.check(), Err(ConfigError::OutOfBounds { .. })), "{settings:?}");
         }
         let settings = Settings { safety_margin: Some(Duration::from_secs(20)), ..Settings::default() };
         let error = settings.check().unwrap_err().to_string();

@@ -14,12 +14,19 @@ use crate::{
 #[non_exhaustive]
 pub enum AcquireError {
     /// Another run holds the session. Certain: nothing was acquired.
+    ///
+    /// A session that this process has lost is refused here too, until the work of the lost run has ended: then the
+    /// holder is that run, with no time left.
     #[error("{0}")]
     Busy(Box<Busy>),
     /// The database gave no usable answer in time. Uncertain: the session may have been acquired for this
     /// request. If so it is being given back in the background, and expires within one ttl at the latest.
     #[error("it is not known whether the session was acquired: {0}")]
     Unavailable(StoreError),
+    /// The database could not be reached, or the row was locked, for as long as the request may take. Certain:
+    /// nothing was acquired. Asking again later may help.
+    #[error("the session was not acquired: {0}")]
+    NotAcquired(StoreError),
     /// The request cannot succeed as things are. Certain: nothing was acquired.
     #[error(transparent)]
     Refused(StoreError),
@@ -43,6 +50,7 @@ impl AcquireError {
 
 /// Another run holds the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Busy {
     holder: Holder,
 }
@@ -57,10 +65,11 @@ impl Busy {
         &self.holder
     }
 
-    /// A fair time to wait before asking again: what is left of the lease, but 1 to 5 seconds. The holder may
-    /// release earlier, and may renew for ever.
+    /// A fair time to wait before asking again: what is left of the lease in whole seconds, but 1 to 5. The holder
+    /// may release earlier, and may renew for ever.
     pub fn retry_after(&self) -> Duration {
-        self.holder.expires_in.clamp(Duration::from_secs(1), Duration::from_secs(5))
+        let left = self.holder.expires_in.as_millis().div_ceil(1_000);
+        Duration::from_secs(left.clamp(1, 5).try_into().unwrap_or(5))
     }
 }
 

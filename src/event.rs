@@ -5,10 +5,13 @@ use std::{sync::Arc, time::Duration};
 use futures::stream::{self, Stream};
 use tokio::sync::broadcast;
 
+#[cfg(feature = "serde")]
+use crate::session::millis;
 use crate::{
     lease::EndReason,
     run::Shared,
     session::{FencingToken, RunId, SessionKey},
+    store::StoreError,
 };
 
 /// Which run an event is about.
@@ -32,6 +35,8 @@ impl RunRef {
 
 /// Something happened to a run of this supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RunEvent {
     /// The database granted a session.
@@ -39,6 +44,7 @@ pub enum RunEvent {
         /// Which run.
         run: RunRef,
         /// The granted length.
+        #[cfg_attr(feature = "serde", serde(rename = "ttl_ms", serialize_with = "millis"))]
         ttl: Duration,
     },
     /// A renewal is overdue or unanswered. The run goes on and retries.
@@ -46,7 +52,11 @@ pub enum RunEvent {
         /// Which run.
         run: RunRef,
         /// How long it may still act if no renewal is confirmed.
+        #[cfg_attr(feature = "serde", serde(rename = "trusted_for_ms", serialize_with = "millis"))]
         trusted_for: Duration,
+        /// What the last attempt met; `None` when it has not been answered at all yet, or its row was locked.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "as_text"))]
+        cause: Option<StoreError>,
     },
     /// A renewal was confirmed after all.
     Recovered {
@@ -95,11 +105,34 @@ impl EventSender {
         let _ = self.0.send(event);
     }
 
+    /// Where handles subscribe. It does not keep the events going when all who send have ended.
+    pub(crate) fn source(&self) -> EventSource {
+        EventSource(self.0.downgrade())
+    }
+}
+
+/// Where events can be listened to, as long as somebody sends.
+#[derive(Debug, Clone)]
+pub(crate) struct EventSource(broadcast::WeakSender<RunEvent>);
+
+impl EventSource {
     pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static {
-        Box::pin(stream::unfold(self.0.subscribe(), async |mut events| match events.recv().await {
-            Ok(event) => Some((event, events)),
-            Err(broadcast::error::RecvError::Lagged(missed)) => Some((RunEvent::Missed(missed), events)),
-            Err(broadcast::error::RecvError::Closed) => None,
+        let events = self.0.upgrade().map(|sender| sender.subscribe());
+        Box::pin(stream::unfold(events, async |events| {
+            let mut events = events?;
+            match events.recv().await {
+                Ok(event) => Some((event, Some(events))),
+                Err(broadcast::error::RecvError::Lagged(missed)) => {
+                    Some((RunEvent::Missed(missed), Some(events)))
+                }
+                Err(broadcast::error::RecvError::Closed) => None,
+            }
         }))
     }
+}
+
+#[cfg(feature = "serde")]
+fn as_text<S: serde::Serializer>(cause: &Option<StoreError>, serializer: S) -> Result<S::Ok, S::Error> {
+    use serde::Serialize as _;
+    cause.as_ref().map(ToString::to_string).serialize(serializer)
 }

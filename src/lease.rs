@@ -62,6 +62,10 @@ pub enum EndReason {
 #[non_exhaustive]
 pub enum Limit {
     /// The whole run may take this long, time in suspend included.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "max_duration_ms", serialize_with = "crate::session::millis")
+    )]
     MaxDuration(Duration),
 }
 
@@ -480,7 +484,7 @@ impl Lease {
         match self.release {
             Call::InFlight { .. } => {}
             _ if self.row_may_remain() => {
-                self.release = Call::Due { at: now, alone: true };
+                self.release = Call::Due { at: now, alone: false };
                 self.send_due(now);
             }
             _ => self.finish(),

@@ -172,7 +172,7 @@ impl Run {
         let shared = self.shared.clone();
         self.say_ended(EndReason::Completed);
         async move {
-            shared.finished.cancelled().await;
+            shared.told.cancelled().await;
             shared.ended()
         }
     }
@@ -283,6 +283,7 @@ pub(crate) fn instant(micros: i64) -> SystemTime {
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Ended {
     /// The first reason.
@@ -302,6 +303,8 @@ pub(crate) struct Shared {
     trust: Trust,
     /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
     expires_at_micros: AtomicI64,
+    /// Nanoseconds of the boot clock: where a renewal has moved the end of trust last, even after a stop.
+    renewed_until: AtomicU64,
     /// The end of trust for those who wait for it to move.
     moved: watch::Sender<BootInstant>,
     phase: Mutex<Phase>,
@@ -315,8 +318,8 @@ pub(crate) struct Shared {
     /// The row is dealt with, or the caller has waited for it long enough.
     pub(crate) released_or_given_up: CancellationToken,
     released: OnceLock<bool>,
-    /// The run's actor has nothing left to do, or is gone.
-    pub(crate) finished: CancellationToken,
+    /// It is known whether the session was released, or never will be.
+    pub(crate) told: CancellationToken,
 }
 
 /// How a run starts.
@@ -341,6 +344,7 @@ impl Shared {
             clock,
             trust: Trust::until(trusted_until),
             expires_at_micros: AtomicI64::new(expires_at_micros),
+            renewed_until: AtomicU64::new(trusted_until.as_nanos()),
             moved: watch::Sender::new(trusted_until),
             phase: Mutex::new(phase),
             token,
@@ -349,7 +353,7 @@ impl Shared {
             work_ended: CancellationToken::new(),
             released_or_given_up: CancellationToken::new(),
             released: OnceLock::new(),
-            finished: CancellationToken::new(),
+            told: CancellationToken::new(),
         }
     }
 
@@ -371,6 +375,7 @@ impl Shared {
     /// Moves the end of trust after a confirmed renewal; `false` when it has been seen to be over already.
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
+        self.renewed_until.store(trusted_until.as_nanos(), Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
         if extended {
             self.moved.send_replace(trusted_until);
@@ -414,7 +419,13 @@ impl Shared {
     pub(crate) fn tell_released(&self, released: bool) {
         // A release that is confirmed after the run was given up changes nothing for those who were told.
         let _ = self.released.set(released);
+        self.told.cancel();
         self.released_or_given_up.cancel();
+    }
+
+    /// Where a renewal has moved the end of trust last, even after a stop: until then nobody else gets in.
+    pub(crate) fn renewed_until(&self) -> BootInstant {
+        BootInstant::from_nanos(self.renewed_until.load(Ordering::Relaxed))
     }
 
     async fn cancelled(self: Arc<Self>) -> EndReason {

@@ -311,6 +311,7 @@ impl StopRequest {
 /// Who holds, or last held, a session: for people, and for the answer to whoever was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Holder {
     /// The run.
     pub run_id: RunId,
@@ -439,7 +440,7 @@ fn rfc3339<S: serde::Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok
 }
 
 #[cfg(feature = "serde")]
-fn millis<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn millis<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(duration.as_millis().try_into().unwrap_or(u64::MAX))
 }
 

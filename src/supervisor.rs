@@ -3,7 +3,7 @@
 use std::{
     fmt,
     future::IntoFuture,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -22,7 +22,7 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::{Settings, Timing},
     error::{AcquireError, Closed, QueryError, StartError},
-    event::{EventSender, RunEvent},
+    event::{EventSender, EventSource, RunEvent},
     run::Run,
     session::{Label, NodeId, Phase, SessionKey, SessionStatus},
     store::{self, Bounds, LeaseConnection, Page, SharedStore, StoreError},
@@ -59,12 +59,13 @@ pub struct Supervisor {
 struct Inner {
     registry: Addr<Registry>,
     queries: Queries,
-    events: EventSender,
+    events: EventSource,
     timing: Timing,
     label: Label,
     node: NodeId,
     location: String,
     host: Mutex<Option<Host>>,
+    report: OnceLock<ShutdownReport>,
 }
 
 /// The thread that the supervisor lives on.
@@ -161,20 +162,24 @@ impl Supervisor {
 
     /// Ends the supervisor: new acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Returns when all is done, or after `stop_grace` and the time of two releases.
+    /// Once it has ended, the answer is the same again.
     ///
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.
     pub async fn shutdown(&self) -> ShutdownReport {
         let (reply, report) = oneshot::channel();
         self.inner.registry.do_send(Shutdown { reply: Some(reply) });
-        let report = report.await.unwrap_or_default();
-        let host = self.inner.host.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        // No report from a supervisor that has ended before: by a shutdown, or by a failure of its own.
+        let report = report.await.ok();
+        let report = report.map(|report| self.inner.report.get_or_init(|| report));
+        let report = report.or_else(|| self.inner.report.get()).cloned();
+        let host = self.inner.host.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Host { over, thread }) = host {
             // The thread says so as its last word: joining it takes no time.
             let _ = over.await;
             let _ = thread.join();
         }
-        report
+        report.unwrap_or(ShutdownReport { left: Vec::new(), failed: true })
     }
 }
 
@@ -235,7 +240,15 @@ impl AcquireRequest {
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
         let (key, max_duration) = (self.key, self.max_duration);
-        inner.registry.do_send(AcquireSession { key, label, phase, max_duration, abandoned, reply });
+        inner.registry.do_send(AcquireSession {
+            key,
+            label,
+            phase,
+            max_duration,
+            deadline: None,
+            abandoned,
+            reply,
+        });
         let answer = answer.await.unwrap_or(Err(AcquireError::Closed(Closed)));
         waiting.disarm();
         answer
@@ -372,13 +385,13 @@ impl Builder {
         self
     }
 
-    /// See [`Timing::acquire_timeout`]. At least 20 ms.
+    /// See [`Timing::acquire_timeout`]. 20 ms to 24 h.
     pub fn acquire_timeout(mut self, timeout: Duration) -> Self {
         self.settings.acquire_timeout = Some(timeout);
         self
     }
 
-    /// See [`Timing::stop_grace`]. Any length: it has nothing to do with the ttl.
+    /// See [`Timing::stop_grace`]. It has nothing to do with the ttl; at most a year.
     pub fn stop_grace(mut self, grace: Duration) -> Self {
         self.settings.stop_grace = Some(grace);
         self
@@ -419,7 +432,7 @@ impl Builder {
             .map_err(|error| StartError::Thread(error.to_string()))?;
         let ended = || StartError::Thread("it ended before it was ready".to_owned());
         let inner = started.await.map_err(|oneshot::Canceled| ended())??;
-        *inner.host.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Host { over, thread });
+        *inner.host.lock().unwrap_or_else(PoisonError::into_inner) = Some(Host { over, thread });
         Ok(Supervisor { inner })
     }
 
@@ -491,21 +504,23 @@ const GOODBYE: Duration = Duration::from_millis(500);
 impl Plan {
     async fn start(self) -> Result<(Inner, CancellationToken, TaskTracker), StartError> {
         let Self { timing, label, store, clock, connect_timeout } = self;
-        let connection = first_connection(&store, bounds(&timing), connect_timeout).await?;
+        let querying = bounds(&timing, timing.query_timeout());
+        let connection = first_connection(&store, querying, connect_timeout).await?;
         let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
         let (over, connections) = (CancellationToken::new(), TaskTracker::new());
         let lane = LaneSettings {
             store: store.clone(),
             clock: clock.clone(),
             attempt_timeout: timing.renew_timeout(),
-            bounds: bounds(&timing),
+            bounds: bounds(&timing, timing.renew_timeout()),
             longest_backoff: timing.longest_backoff(),
             step_tolerance: timing.safety_margin() / 4,
             connections: connections.clone(),
         };
-        let acquiring = LaneSettings { attempt_timeout: timing.acquire_attempt_timeout(), ..lane.clone() };
-        let (queries, query_lane) =
-            QueryLane::new(store, bounds(&timing), timing.acquire_attempt_timeout(), connection);
+        let attempt_timeout = timing.acquire_attempt_timeout();
+        let acquiring =
+            LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
+        let (queries, query_lane) = QueryLane::new(store, querying, timing.query_timeout(), connection);
         actix_rt::spawn(connections.track_future(query_lane.serve(over.clone())));
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
@@ -521,13 +536,16 @@ impl Plan {
             Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
         });
         let host = Mutex::new(None);
-        Ok((Inner { registry, queries, events, timing, label, node, location, host }, over, connections))
+        let events = events.source();
+        let report = OnceLock::new();
+        let inner = Inner { registry, queries, events, timing, label, node, location, host, report };
+        Ok((inner, over, connections))
     }
 }
 
 /// What the server may take for one statement; the client's own time-outs come besides.
-fn bounds(timing: &Timing) -> Bounds {
-    Bounds { statement: timing.acquire_attempt_timeout(), lock: timing.lock_timeout() }
+fn bounds(timing: &Timing, statement: Duration) -> Bounds {
+    Bounds { statement, lock: timing.lock_timeout().min(statement / 2) }
 }
 
 async fn first_connection(

@@ -1,6 +1,13 @@
 //! One request for a session on its way to the database and back.
 
-use std::{pin::pin, time::Duration};
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use actix::Recipient;
 use futures::{
@@ -25,8 +32,10 @@ pub(crate) enum Settled {
     Granted { sent_at: BootInstant, grant: Grant },
     /// Certain: another run holds it.
     Busy(Box<Holder>),
-    /// No grant came, for this reason.
-    Failed(StoreError),
+    /// No grant came in the time there was, for this reason.
+    Late(StoreError),
+    /// Certain: no grant can come as things are.
+    Refused(StoreError),
 }
 
 /// The answer to the registry.
@@ -46,6 +55,7 @@ pub(crate) struct Acquisition {
     pub(crate) item: Acquire,
     pub(crate) lane: LaneAddr<Acquiring>,
     pub(crate) timing: Timing,
+    pub(crate) deadline: Instant,
     pub(crate) location: String,
     /// An earlier run of this process whose work has ended and whose release is under way.
     pub(crate) after: Option<CancellationToken>,
@@ -61,7 +71,7 @@ impl Acquisition {
             let outcome = std::panic::AssertUnwindSafe(self.run()).catch_unwind().await;
             let (settled, unknown) = outcome.unwrap_or_else(|_panic| {
                 let detail = "the acquiring task panicked".to_owned();
-                (Settled::Failed(StoreError::Unavailable { location, detail }), u32::MAX)
+                (Settled::Late(StoreError::Unavailable { location, detail }), u32::MAX)
             });
             registry.do_send(Acquired { key, run_id, settled, unknown });
         });
@@ -69,9 +79,8 @@ impl Acquisition {
 
     async fn run(self) -> (Settled, u32) {
         let mut attempts = Attempts::default();
-        let deadline = Instant::now() + self.timing.acquire_timeout();
         let settled = {
-            let settled = pin!(timeout_at(deadline, self.attempts(&mut attempts)));
+            let settled = pin!(timeout_at(self.deadline, self.attempts(&mut attempts)));
             let abandoned = pin!(self.long_abandoned());
             match select(settled, abandoned).await {
                 Either::Left((settled, _)) => Some(settled),
@@ -80,10 +89,10 @@ impl Acquisition {
         };
         let settled = match settled {
             Some(Ok(settled)) => settled,
-            Some(Err(_elapsed)) => Settled::Failed(self.late(&attempts)),
+            Some(Err(_elapsed)) => Settled::Late(self.late(&attempts)),
             None => self.unwanted(),
         };
-        (settled, attempts.unknown + u32::from(attempts.in_flight))
+        (settled, attempts.unknown + u32::from(attempts.sent.load(Ordering::Relaxed)))
     }
 
     /// Nobody waits any more, and not even a statement under way was answered meanwhile. Its own time-out may be
@@ -99,9 +108,9 @@ impl Acquisition {
         }
         let mut alone = false;
         while !self.abandoned.is_cancelled() {
-            attempts.in_flight = true;
-            let answer = self.lane.ask(self.item.clone(), alone).await;
-            attempts.in_flight = false;
+            attempts.sent = Arc::default();
+            let answer = self.lane.ask_noting(self.item.clone(), alone, attempts.sent.clone()).await;
+            attempts.sent = Arc::default();
             match answer.outcome {
                 Ok(AcquireOutcome::Granted(grant)) => {
                     return Settled::Granted { sent_at: answer.sent_at, grant };
@@ -112,12 +121,12 @@ impl Acquisition {
                     attempts.last = Some("its row is locked by another transaction".to_owned());
                 }
                 Err(error) if error.is_transient() => {
+                    attempts.unknown += u32::from(error.is_uncertain() && answer.sent);
                     // What was rolled back met somebody's lock: not again in a batch that has to wait with it.
                     alone = !error.is_uncertain();
-                    attempts.unknown += u32::from(error.is_uncertain());
                     attempts.last = Some(error.to_string());
                 }
-                Err(error) => return Settled::Failed(error),
+                Err(error) => return Settled::Refused(error),
             }
             sleep(pause(attempts.next(), self.timing.longest_backoff())).await;
         }
@@ -125,7 +134,7 @@ impl Acquisition {
     }
 
     fn unwanted(&self) -> Settled {
-        Settled::Failed(self.unavailable("the request was abandoned".to_owned()))
+        Settled::Late(self.unavailable("the request was abandoned".to_owned()))
     }
 
     fn late(&self, attempts: &Attempts) -> StoreError {
@@ -141,7 +150,8 @@ impl Acquisition {
 #[derive(Default)]
 struct Attempts {
     count: u32,
-    in_flight: bool,
+    /// Whether the one under way has been sent.
+    sent: Arc<AtomicBool>,
     /// How many ended without an answer.
     unknown: u32,
     last: Option<String>,
@@ -165,15 +175,16 @@ pub(crate) struct Orphan {
 /// Asks for the orphan's release until all the rows it can have were deleted, or one ttl has passed since its
 /// last acquire can have been sent (invariant I7). One release is not enough: it may overtake the acquire that
 /// it is to undo. Only when time is up (`given_up`) there is one last attempt, and no more.
+/// Answers whether nothing of the orphan is left, as far as the database has said.
 pub(crate) async fn compensate(
     orphan: Orphan,
     lane: LaneAddr<Releasing>,
     timing: Timing,
     given_up: CancellationToken,
-) {
+) -> bool {
     let Orphan { key, run_id, mut rows } = orphan;
     let until = Instant::now() + timing.ttl();
-    let (mut attempt, mut alone) = (0, false);
+    let (mut not_found, mut alone) = (0, false);
     while rows > 0 && Instant::now() < until {
         let last = given_up.is_cancelled();
         let outcome = lane.ask(Release { key: key.clone(), run_id }, alone).await.outcome;
@@ -183,13 +194,19 @@ pub(crate) async fn compensate(
             continue;
         }
         if last {
-            return;
+            return outcome.is_ok_and(|outcome| outcome == ReleaseOutcome::NotFound);
         }
         alone = matches!(outcome, Ok(ReleaseOutcome::Locked));
-        attempt += 1;
-        let wait = pause(attempt, timing.longest_backoff().min(LONGEST_COMPENSATION_PAUSE));
+        not_found += u32::from(matches!(outcome, Ok(ReleaseOutcome::NotFound)));
+        // A row that has not come while the database answered comes late, if ever.
+        let longest = match not_found {
+            0..8 => LONGEST_COMPENSATION_PAUSE,
+            _ => LONGEST_COMPENSATION_PAUSE.max(timing.ttl() / 10).min(Duration::from_secs(5)),
+        };
+        let wait = longest.mul_f64(0.5 + 0.5 * fastrand::f64());
         let _ = timeout_at(Instant::now() + wait, given_up.cancelled()).await;
     }
+    true
 }
 
 /// A row is gone within a second of the database being reachable again.

@@ -12,11 +12,19 @@
 //! connection is dropped with it and the next statement opens a new one. Every request is answered, whatever
 //! happens: a request that is dropped unanswered reads as "unavailable" (invariant I9).
 
-use std::{collections::HashSet, collections::VecDeque, panic::AssertUnwindSafe, time::Duration};
+use std::{
+    collections::{HashSet, VecDeque},
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, WrapFuture, fut::ActorFutureExt};
 use futures::{FutureExt, channel::oneshot, future::BoxFuture};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::{
@@ -111,6 +119,8 @@ impl Verb for Releasing {
 pub(crate) struct Answer<O> {
     /// The local boot clock just before the statement was sent (invariant I2).
     pub(crate) sent_at: BootInstant,
+    /// Whether it was sent at all. If not, nothing can have happened, whatever the outcome says.
+    pub(crate) sent: bool,
     pub(crate) outcome: Result<O, StoreError>,
 }
 
@@ -135,12 +145,23 @@ impl<V: Verb> LaneAddr<V> {
         item: V::Item,
         alone: bool,
     ) -> impl Future<Output = Answer<V::Outcome>> + 'static {
+        self.ask_noting(item, alone, Arc::default())
+    }
+
+    /// The same, and `sent` turns true when the statement goes out: for whoever may not wait for the answer.
+    pub(crate) fn ask_noting(
+        &self,
+        item: V::Item,
+        alone: bool,
+        sent: Arc<AtomicBool>,
+    ) -> impl Future<Output = Answer<V::Outcome>> + 'static {
         let (reply, answer) = oneshot::channel();
-        self.addr.do_send(Submit { request: Request { item, reply }, alone });
+        self.addr.do_send(Submit { request: Request { item, sent, reply }, alone });
         let location = self.location.clone();
         answer.map(move |answer| {
             answer.unwrap_or_else(|oneshot::Canceled| Answer {
                 sent_at: BootInstant::from_nanos(0),
+                sent: true,
                 outcome: Err(StoreError::Unavailable {
                     location,
                     detail: "the connection task ended".into(),
@@ -175,8 +196,9 @@ pub(crate) struct Lane<V: Verb> {
 
 struct Track<V: Verb> {
     queue: VecDeque<Request<V>>,
-    /// The most requests in one statement.
+    /// The most requests in one statement, now and ever.
     width: usize,
+    widest: usize,
     connection: Option<Box<dyn LeaseConnection>>,
     in_flight: bool,
     /// Attempts in a row that got no answer.
@@ -186,6 +208,7 @@ struct Track<V: Verb> {
 
 struct Request<V: Verb> {
     item: V::Item,
+    sent: Arc<AtomicBool>,
     reply: oneshot::Sender<Answer<V::Outcome>>,
 }
 
@@ -206,9 +229,16 @@ enum Which {
 struct Returned<V: Verb> {
     connection: Option<Box<dyn LeaseConnection>>,
     batch: Vec<Request<V>>,
-    sent_at: BootInstant,
-    received_at: BootInstant,
+    sent: Sent,
     result: Result<Vec<V::Outcome>, StoreError>,
+}
+
+/// When a statement was sent, if it was, and answered.
+#[derive(Clone, Copy)]
+struct Sent {
+    was_sent: bool,
+    at: BootInstant,
+    received_at: BootInstant,
 }
 
 impl<V: Verb> Lane<V> {
@@ -264,11 +294,12 @@ impl<V: Verb> Lane<V> {
         track.in_flight = false;
         match returned {
             Some(returned) => {
-                track.connection = returned.connection;
-                track.note(returned.result.as_ref().is_err_and(StoreError::is_uncertain), longest);
-                self.answer(which, returned.batch, returned.sent_at, returned.received_at, returned.result);
+                let Returned { connection, batch, sent, result } = returned;
+                track.connection = connection;
+                track.note(result.as_ref().is_err_and(StoreError::is_uncertain), batch.len(), longest);
+                self.answer(which, batch, sent, result);
             }
-            None => track.note(true, longest),
+            None => track.note(true, 1, longest),
         }
         self.pump(Which::Main, ctx);
         self.pump(Which::Side, ctx);
@@ -278,15 +309,14 @@ impl<V: Verb> Lane<V> {
         &mut self,
         which: Which,
         batch: Vec<Request<V>>,
-        sent_at: BootInstant,
-        received_at: BootInstant,
+        sent: Sent,
         result: Result<Vec<V::Outcome>, StoreError>,
     ) {
         match result {
             Ok(outcomes) => {
-                self.watch_clock(&outcomes, sent_at, received_at);
+                self.watch_clock(&outcomes, sent);
                 for (request, outcome) in batch.into_iter().zip(outcomes) {
-                    request.answer(sent_at, Ok(outcome));
+                    request.answer(sent, Ok(outcome));
                 }
             }
             // Something in the batch is to blame: each alone, so that only that one suffers.
@@ -297,16 +327,16 @@ impl<V: Verb> Lane<V> {
             Err(error) => {
                 tracing::debug!(verb = V::NAME, items = batch.len(), %error, "statement failed");
                 for request in batch {
-                    request.answer(sent_at, Err(error.clone()));
+                    request.answer(sent, Err(error.clone()));
                 }
             }
         }
     }
 
-    fn watch_clock(&mut self, outcomes: &[V::Outcome], sent_at: BootInstant, received_at: BootInstant) {
+    fn watch_clock(&mut self, outcomes: &[V::Outcome], sent: Sent) {
         let Some(clock_micros) = outcomes.iter().find_map(V::clock_micros) else { return };
         let tolerance = self.settings.step_tolerance;
-        if let Some(by_micros) = self.steps.observe(clock_micros, sent_at, received_at, tolerance) {
+        if let Some(by_micros) = self.steps.observe(clock_micros, sent.at, sent.received_at, tolerance) {
             let database = self.settings.store.location();
             tracing::warn!(database, by_ms = by_micros / 1_000, "the database's clock was stepped");
         }
@@ -340,6 +370,7 @@ impl<V: Verb> Track<V> {
         Self {
             queue: VecDeque::new(),
             width,
+            widest: width,
             connection: None,
             in_flight: false,
             failures: 0,
@@ -370,8 +401,13 @@ impl<V: Verb> Track<V> {
         batch
     }
 
-    /// Counts attempts without an answer, and spaces the next one out.
-    fn note(&mut self, failed: bool, longest: Duration) {
+    /// Counts attempts without an answer, spaces the next one out, and makes it smaller: what was too much at once
+    /// may be done in parts.
+    fn note(&mut self, failed: bool, sent: usize, longest: Duration) {
+        self.width = match failed {
+            true => (sent / 2).clamp(1, self.widest),
+            false => (self.width * 2).min(self.widest),
+        };
         self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
         self.not_before = failed.then(|| {
             let full = (longest / 32).saturating_mul(1 << self.failures.min(10)).min(longest);
@@ -381,9 +417,9 @@ impl<V: Verb> Track<V> {
 }
 
 impl<V: Verb> Request<V> {
-    fn answer(self, sent_at: BootInstant, outcome: Result<V::Outcome, StoreError>) {
+    fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
         // Whoever does not wait any more has dropped the receiver.
-        let _ = self.reply.send(Answer { sent_at, outcome });
+        let _ = self.reply.send(Answer { sent_at: sent.at, sent: sent.was_sent, outcome });
     }
 }
 
@@ -391,44 +427,53 @@ impl<V: Verb> Request<V> {
 async fn attempt<V: Verb>(
     settings: LaneSettings,
     mut connection: Option<Box<dyn LeaseConnection>>,
-    batch: Vec<Request<V>>,
+    mut batch: Vec<Request<V>>,
 ) -> Returned<V> {
-    let (items, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(|r| (r.item, r.reply)).unzip();
-    let mut sent_at = settings.clock.now();
-    let exchange = async {
-        let connection = match &mut connection {
-            Some(connection) => connection,
-            none => none.insert(settings.store.connect(settings.bounds).await?),
-        };
-        // Connecting takes time: what nobody waits for any more must not be sent after all.
-        if replies.iter().all(oneshot::Sender::is_canceled) {
-            return Err(withdrawn(&settings));
+    let until = Instant::now() + settings.attempt_timeout;
+    let (mut was_sent, mut at) = (false, settings.clock.now());
+    let location = settings.store.location();
+    let unavailable = |detail| StoreError::Unavailable { location: location.to_owned(), detail };
+    let late = || unavailable(format!("no answer within {:?}", settings.attempt_timeout));
+    let panicked = || unavailable("the driver panicked".to_owned());
+    let connected = match connection.take() {
+        Some(connection) => Ok(connection),
+        None => {
+            let connecting = AssertUnwindSafe(settings.store.connect(settings.bounds)).catch_unwind();
+            match timeout_at(until, connecting).await {
+                Ok(Ok(connected)) => connected,
+                Ok(Err(_panic)) => Err(panicked()),
+                Err(_elapsed) => Err(late()),
+            }
         }
-        sent_at = settings.clock.now();
-        V::call(connection.as_mut(), &items).await
     };
-    let unavailable =
-        |detail| Err(StoreError::Unavailable { location: settings.store.location().to_owned(), detail });
-    let result = match timeout(settings.attempt_timeout, AssertUnwindSafe(exchange).catch_unwind()).await {
-        Ok(Ok(result)) => result,
-        Ok(Err(_panic)) => unavailable("the driver panicked".to_owned()),
-        Err(_elapsed) => unavailable(format!("no answer within {:?}", settings.attempt_timeout)),
+    // Connecting takes time: what nobody waits for any more must not be sent after all.
+    batch.retain(|request| !request.reply.is_canceled());
+    let (items, askers): (Vec<_>, Vec<_>) = batch.into_iter().map(|r| (r.item, (r.sent, r.reply))).unzip();
+    let result = match connected {
+        Ok(mut open) if !items.is_empty() => {
+            askers.iter().for_each(|(sent, _)| sent.store(true, Ordering::Relaxed));
+            (was_sent, at) = (true, settings.clock.now());
+            let call = AssertUnwindSafe(V::call(open.as_mut(), &items)).catch_unwind();
+            let result = match timeout_at(until, call).await {
+                Ok(Ok(result)) => result.and_then(|outcomes| match outcomes.len() == items.len() {
+                    true => Ok(outcomes),
+                    false => Err(unavailable(format!("{} answers for {}", outcomes.len(), items.len()))),
+                }),
+                Ok(Err(_panic)) => Err(panicked()),
+                Err(_elapsed) => Err(late()),
+            };
+            // After an uncertain end the connection may still be busy with the statement: never use it again.
+            connection = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true).then_some(open);
+            result
+        }
+        Ok(open) => {
+            connection = Some(open);
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error),
     };
-    let result = result.and_then(|outcomes| match outcomes.len() == items.len() {
-        true => Ok(outcomes),
-        false => unavailable(format!("{} answers to {} questions", outcomes.len(), items.len())),
-    });
-    // After an uncertain end the connection may still be busy with the statement: never use it again.
-    if result.as_ref().is_err_and(StoreError::is_uncertain) {
-        connection = None;
-    }
-    let batch = items.into_iter().zip(replies).map(|(item, reply)| Request { item, reply }).collect();
-    Returned { connection, batch, sent_at, received_at: settings.clock.now(), result }
-}
-
-fn withdrawn(settings: &LaneSettings) -> StoreError {
-    StoreError::RolledBack {
-        location: settings.store.location().to_owned(),
-        detail: "nobody waits for it any more".to_owned(),
-    }
+    let request = |(item, (sent, reply))| Request { item, sent, reply };
+    let batch = items.into_iter().zip(askers).map(request).collect();
+    let sent = Sent { was_sent, at, received_at: settings.clock.now() };
+    Returned { connection, batch, sent, result }
 }

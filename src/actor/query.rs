@@ -2,7 +2,7 @@
 //!
 //! Requests for single sessions that gather while a statement is in flight go out together in the next.
 
-use std::{pin::Pin, time::Duration};
+use std::{panic::AssertUnwindSafe, pin::Pin, time::Duration};
 
 use futures::{
     FutureExt, StreamExt,
@@ -65,6 +65,7 @@ impl QueryLane {
     pub(crate) async fn serve(mut self, over: CancellationToken) {
         while let Some(Some(query)) = over.run_until_cancelled(self.queries.next()).await {
             match query {
+                query if query.is_unwanted() => {}
                 Query::Inspect(key, reply) => {
                     let mut asked = vec![(key, reply)];
                     while asked.len() < MAX_BATCH
@@ -119,13 +120,47 @@ impl QueryLane {
             };
             call(connection.as_mut()).await
         };
-        let result = timeout(self.attempt_timeout, exchange).await.unwrap_or_else(|_elapsed| {
-            let detail = format!("no answer within {:?}", self.attempt_timeout);
-            Err(StoreError::Unavailable { location: self.store.location().to_owned(), detail })
-        });
-        if result.as_ref().is_err_and(StoreError::is_uncertain) {
-            self.connection = None;
+        let exchange = AssertUnwindSafe(exchange).catch_unwind();
+        let detail = match timeout(self.attempt_timeout, exchange).await {
+            Ok(Ok(result)) => {
+                if result.as_ref().is_err_and(StoreError::is_uncertain) {
+                    self.connection = None;
+                }
+                return result;
+            }
+            Ok(Err(_panic)) => "the driver panicked".to_owned(),
+            Err(_elapsed) => format!("no answer within {:?}", self.attempt_timeout),
+        };
+        self.connection = None;
+        let error = StoreError::Unavailable { location: self.store.location().to_owned(), detail };
+        self.fail_waiting(&error);
+        Err(error)
+    }
+
+    /// What has gathered behind a statement that got no answer shares its fate, instead of waiting as long again.
+    fn fail_waiting(&mut self, error: &StoreError) {
+        while let Some(Some(query)) = self.queries.next().now_or_never() {
+            query.fail(error);
         }
-        result
+    }
+}
+
+impl Query {
+    fn is_unwanted(&self) -> bool {
+        match self {
+            Self::Inspect(_, reply) => reply.is_canceled(),
+            Self::List(_, reply) => reply.is_canceled(),
+            Self::Sweep(_, reply) => reply.is_canceled(),
+        }
+    }
+
+    /// Whoever does not wait any more has dropped the receiver.
+    fn fail(self, error: &StoreError) {
+        let error = error.clone();
+        match self {
+            Self::Inspect(_, reply) => drop(reply.send(Err(error))),
+            Self::List(_, reply) => drop(reply.send(Err(error))),
+            Self::Sweep(_, reply) => drop(reply.send(Err(error))),
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
 use futures::channel::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{info, warn};
 
@@ -29,7 +30,10 @@ pub(crate) struct Registry {
     sessions: HashMap<SessionKey, Session>,
     links: Links,
     last_reading: Reading,
-    compensations: usize,
+    /// Runs that must not live, whose releases are under way.
+    orphans: HashMap<RunId, SessionKey>,
+    /// Sessions of orphans that were given up, in a shutdown.
+    left: Vec<SessionKey>,
     stop_compensating: CancellationToken,
     closing: Option<Closing>,
     /// The parent of all run tokens: cancelled with the registry, however it ends.
@@ -91,6 +95,8 @@ pub(crate) struct AcquireSession {
     pub(crate) label: Label,
     pub(crate) phase: Phase,
     pub(crate) max_duration: Option<Duration>,
+    /// When the caller is to be answered at the latest.
+    pub(crate) deadline: Option<Instant>,
     /// Cancelled when the caller does not wait any more.
     pub(crate) abandoned: CancellationToken,
     pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
@@ -105,16 +111,23 @@ pub(crate) struct Shutdown {
 
 /// What a shutdown left behind.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ShutdownReport {
     /// Sessions whose work had not ended, or whose release was not confirmed, in time. Their leases expire
     /// within one ttl.
     pub left: Vec<SessionKey>,
+    /// The supervisor had failed before: every run was cancelled, and every lease it held expires within one ttl.
+    pub failed: bool,
 }
 
+/// An orphan is dealt with, or given up.
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Compensated;
+struct Compensated {
+    run_id: RunId,
+    is_gone: bool,
+}
 
 /// How often the local clocks are compared.
 const TICK: Duration = Duration::from_secs(1);
@@ -127,7 +140,8 @@ impl Registry {
             sessions: HashMap::new(),
             links,
             last_reading,
-            compensations: 0,
+            orphans: HashMap::new(),
+            left: Vec::new(),
             stop_compensating: CancellationToken::new(),
             closing: None,
             root,
@@ -150,41 +164,57 @@ impl Registry {
             },
             lane: self.links.acquires.clone(),
             timing: self.links.run.timing,
+            deadline: first.deadline.unwrap_or_else(|| self.links.deadline()),
             location: self.links.location.clone(),
-            after: session.running.as_ref().map(|earlier| earlier.shared.finished.clone()),
+            after: session.running.as_ref().map(|earlier| earlier.shared.told.clone()),
             abandoned: first.abandoned.clone(),
         };
         session.acquiring = Some(Pending { run_id, first, parked });
         acquisition.spawn(ctx.address().recipient());
     }
 
-    /// Sends the next request that somebody still waits for.
-    fn begin_next(&mut self, parked: Vec<AcquireSession>, ctx: &mut Context<Self>) {
-        let mut parked = parked.into_iter().filter(|request| !request.abandoned.is_cancelled());
+    /// Sends the next request that somebody still waits for; those whose time is up are answered alike.
+    fn begin_next(
+        &mut self,
+        parked: Vec<AcquireSession>,
+        answer: impl Fn() -> AcquireError,
+        ctx: &mut Context<Self>,
+    ) {
+        let now = Instant::now();
+        let in_time = |request: &AcquireSession| request.deadline.is_none_or(|deadline| now < deadline);
+        let (waiting, late): (Vec<_>, Vec<_>) = parked.into_iter().partition(in_time);
+        late.into_iter().for_each(|request| request.answer(Err(answer())));
+        let mut waiting = waiting.into_iter().filter(|request| !request.abandoned.is_cancelled());
         if self.closing.is_some() {
-            return parked.for_each(|request| request.answer(Err(AcquireError::ShuttingDown)));
+            return waiting.for_each(|request| request.answer(Err(AcquireError::ShuttingDown)));
         }
-        if let Some(first) = parked.next() {
-            self.begin(first, parked.collect(), ctx);
+        if let Some(first) = waiting.next() {
+            self.begin(first, waiting.collect(), ctx);
         }
     }
 
     /// Whether a grant may still be handed out.
     fn accept(&self, sent_at: BootInstant, grant: &Grant) -> Result<Lease, AcquireError> {
+        let given_back = |why: &str| {
+            let (location, detail) = (self.links.location.clone(), format!("{why}; it is being given back"));
+            AcquireError::Unavailable(StoreError::Unavailable { location, detail })
+        };
         if self.closing.is_some() {
-            return Err(AcquireError::ShuttingDown);
+            return Err(given_back("the grant came while the supervisor was shutting down"));
         }
         let (timing, now) = (self.links.run.timing, self.links.run.clock.now());
-        Lease::granted(timing, sent_at, grant.remaining, now, fastrand::u64(..)).ok_or_else(|| {
-            AcquireError::Unavailable(StoreError::Unavailable {
-                location: self.links.location.clone(),
-                detail: "the grant came after its own trusted time had passed".to_owned(),
-            })
-        })
+        Lease::granted(timing, sent_at, grant.remaining, now, fastrand::u64(..))
+            .ok_or_else(|| given_back("the grant came after its own trusted time had passed"))
     }
 
     /// Gives a granted session to its caller, under a run actor of its own.
-    fn hand_out(&mut self, first: AcquireSession, parked: Vec<AcquireSession>, granted: Granted) {
+    fn hand_out(
+        &mut self,
+        first: AcquireSession,
+        parked: Vec<AcquireSession>,
+        granted: Granted,
+        ctx: &mut Context<Self>,
+    ) {
         let Granted { run_id, mut lease, grant, unknown } = granted;
         if let Some(duration) = first.max_duration {
             lease.limit_to(duration, self.links.run.clock.now());
@@ -209,23 +239,28 @@ impl Registry {
         }
         let AcquireSession { label, reply, .. } = first;
         let running = Running { shared: shared.clone(), actor: actor.clone(), label, unknown };
-        for request in parked {
-            request.answer(Err(busy(running.holder(&self.links))));
-        }
+        let holder = running.holder(&self.links);
         self.sessions.entry(key).or_default().running = Some(running);
-        // A guard that cannot be delivered is dropped, which frees the session (invariant I7).
-        let _ = reply.send(Ok(Run::new(shared, actor)));
+        // A guard that cannot be delivered is dropped, which frees the session (invariant I7) for the next.
+        match reply.send(Ok(Run::new(shared, actor))) {
+            Ok(()) => parked.into_iter().for_each(|request| request.answer(Err(busy(holder.clone())))),
+            Err(undelivered) => {
+                drop(undelivered);
+                self.begin_next(parked, || busy(holder.clone()), ctx);
+            }
+        }
     }
 
     /// Gives back what was, or may be, granted to a run that does not live.
     fn compensate(&mut self, orphan: Orphan, ctx: &mut Context<Self>) {
-        self.compensations += 1;
+        let run_id = orphan.run_id;
+        self.orphans.insert(run_id, orphan.key.clone());
         let (lane, timing) = (self.links.run.releases.clone(), self.links.run.timing);
         let work = compensate(orphan, lane, timing, self.stop_compensating.clone());
         let registry = ctx.address();
         actix_rt::spawn(async move {
-            work.await;
-            registry.do_send(Compensated);
+            let is_gone = work.await;
+            registry.do_send(Compensated { run_id, is_gone });
         });
     }
 
@@ -239,20 +274,22 @@ impl Registry {
     }
 
     fn end_when_empty(&mut self, ctx: &mut Context<Self>) {
-        if self.closing.is_some() && self.sessions.is_empty() && self.compensations == 0 {
+        if self.closing.is_some() && self.sessions.is_empty() && self.orphans.is_empty() {
             self.end(ctx);
         }
     }
 
     fn end(&mut self, ctx: &mut Context<Self>) {
         let Some(closing) = self.closing.take() else { return };
-        let mut left: Vec<_> = self.sessions.keys().cloned().collect();
+        let mut left = std::mem::take(&mut self.left);
+        left.extend(self.sessions.keys().chain(self.orphans.values()).cloned());
         left.sort();
+        left.dedup();
         if !left.is_empty() {
             warn!(left = left.len(), "shut down with sessions left to expire");
         }
         for reply in closing.replies {
-            let _ = reply.send(ShutdownReport { left: left.clone() });
+            let _ = reply.send(ShutdownReport { left: left.clone(), failed: false });
         }
         ctx.stop();
     }
@@ -313,7 +350,8 @@ fn tick(ctx: &mut Context<Registry>) {
 impl Handler<AcquireSession> for Registry {
     type Result = ();
 
-    fn handle(&mut self, request: AcquireSession, ctx: &mut Context<Self>) {
+    fn handle(&mut self, mut request: AcquireSession, ctx: &mut Context<Self>) {
+        request.deadline = Some(self.links.deadline());
         if self.closing.is_some() {
             return request.answer(Err(AcquireError::ShuttingDown));
         }
@@ -343,12 +381,16 @@ impl Handler<Acquired> for Registry {
         let rows = unknown.saturating_add(u32::from(granted));
         let refusal = match settled {
             Settled::Granted { sent_at, grant } => match self.accept(sent_at, &grant) {
-                Ok(lease) => return self.hand_out(first, parked, Granted { run_id, lease, grant, unknown }),
+                Ok(lease) => {
+                    let granted = Granted { run_id, lease, grant, unknown };
+                    return self.hand_out(first, parked, granted, ctx);
+                }
                 Err(refusal) => refusal,
             },
             Settled::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
-            Settled::Failed(error) if unknown > 0 => AcquireError::Unavailable(error),
-            Settled::Failed(error) => AcquireError::Refused(error),
+            Settled::Late(error) | Settled::Refused(error) if unknown > 0 => AcquireError::Unavailable(error),
+            Settled::Late(error) => AcquireError::NotAcquired(error),
+            Settled::Refused(error) => AcquireError::Refused(error),
         };
         if rows > 0 {
             self.compensate(Orphan { key: key.clone(), run_id, rows }, ctx);
@@ -359,7 +401,7 @@ impl Handler<Acquired> for Registry {
                 request.answer(Err(refusal.clone()));
             }
         } else {
-            self.begin_next(parked, ctx);
+            self.begin_next(parked, || refusal.clone(), ctx);
         }
         first.answer(Err(refusal));
         self.tidy(&key, ctx);
@@ -389,8 +431,9 @@ impl Handler<RunFinished> for Registry {
 impl Handler<Compensated> for Registry {
     type Result = ();
 
-    fn handle(&mut self, _: Compensated, ctx: &mut Context<Self>) {
-        self.compensations -= 1;
+    fn handle(&mut self, compensated: Compensated, ctx: &mut Context<Self>) {
+        let key = self.orphans.remove(&compensated.run_id);
+        self.left.extend(key.filter(|_| !compensated.is_gone));
         self.end_when_empty(ctx);
     }
 }
@@ -429,8 +472,8 @@ impl AcquireSession {
 impl Running {
     /// What this process knows of its own run, for a refusal that needs no database.
     fn holder(&self, links: &Links) -> Holder {
-        let trusted_for = self.shared.trusted_for();
-        let margin = links.run.timing.safety_margin();
+        // Not the trust, which ends with a stop: the row is renewed until the work has ended.
+        let expires_at = self.shared.renewed_until() + links.run.timing.safety_margin();
         Holder {
             run_id: self.shared.run_id,
             node: links.node,
@@ -440,9 +483,18 @@ impl Running {
             phase: self.shared.phase(),
             since: instant(self.shared.acquired_at_micros),
             expires_at: instant(self.shared.expires_at_micros()),
-            expires_in: if trusted_for.is_zero() { Duration::ZERO } else { trusted_for + margin },
+            expires_in: match self.shared.reason().is_some_and(EndReason::is_loss) {
+                true => Duration::ZERO,
+                false => expires_at.saturating_since(links.run.clock.now()),
+            },
             stop: None,
         }
+    }
+}
+
+impl Links {
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.run.timing.acquire_timeout()
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     lease::{Action, EndReason, Lease, News, Released, Renewal},
     run::Shared,
     session::{Phase, RunId, SessionKey, Stage},
-    store::{Release, ReleaseOutcome, Renew, RenewOutcome},
+    store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
 };
 
 pub(crate) struct RunActor {
@@ -25,6 +25,8 @@ pub(crate) struct RunActor {
     shared: Arc<Shared>,
     links: RunLinks,
     timer: Option<(BootInstant, SpawnHandle)>,
+    /// What the last attempt to renew met.
+    last_error: Option<StoreError>,
     span: Span,
 }
 
@@ -83,7 +85,7 @@ impl RunActor {
             run_id = %shared.run_id,
             fence = shared.fence.as_i64(),
         );
-        Self { lease, shared, links, timer: None, span }
+        Self { lease, shared, links, timer: None, last_error: None, span }
     }
 
     /// Carries out what the machine has decided, and sets the timer for its next wish.
@@ -147,6 +149,7 @@ impl RunActor {
         let mut expires_at_micros = None;
         let renewal = match answer.outcome {
             Ok(RenewOutcome::Renewed(renewed)) => {
+                self.last_error = None;
                 let remaining = renewed.remaining;
                 expires_at_micros = Some(renewed.clock_micros.saturating_add(micros(remaining)));
                 Renewal::Confirmed { sent_at, remaining, stop: renewed.stop }
@@ -156,6 +159,7 @@ impl RunActor {
             Ok(RenewOutcome::Locked) => Renewal::Unanswered { locked: true },
             Err(error) => {
                 self.span.in_scope(|| debug!(%error, "renewal not confirmed"));
+                self.last_error = Some(error);
                 Renewal::Unanswered { locked: false }
             }
         };
@@ -203,8 +207,14 @@ impl RunActor {
                 return;
             }
             News::AtRisk { trusted_for } => {
-                warn!(trusted_for_ms = millis(trusted_for), "at risk: a renewal is not confirmed");
-                RunEvent::AtRisk { run, trusted_for }
+                let cause = self.last_error.clone();
+                let shown = cause.as_ref().map(ToString::to_string);
+                warn!(
+                    trusted_for_ms = millis(trusted_for),
+                    cause = shown,
+                    "at risk: a renewal is not confirmed"
+                );
+                RunEvent::AtRisk { run, trusted_for, cause }
             }
             News::Recovered => {
                 info!("recovered: renewals are confirmed again");
@@ -222,7 +232,8 @@ impl RunActor {
             News::Ended { released } => {
                 let reason = self.first_reason();
                 if reason.is_loss() {
-                    warn!(%reason, released, "ended");
+                    let cause = self.last_error.as_ref().map(ToString::to_string);
+                    warn!(%reason, released, cause, "ended");
                 } else {
                     info!(%reason, released, "ended");
                 }
@@ -254,7 +265,7 @@ impl Drop for RunActor {
         self.shared.end(EndReason::Panicked);
         self.shared.killed.cancel();
         self.shared.released_or_given_up.cancel();
-        self.shared.finished.cancel();
+        self.shared.told.cancel();
         // Work that may go on without its actor is over by the time the row expires, by assumption A4.
         let orphaned = !self.shared.work_ended.is_cancelled();
         let expiry = self.lease.trusted_until() + self.links.timing.safety_margin();

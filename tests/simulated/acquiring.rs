@@ -197,6 +197,100 @@ fn i1_a_grant_later_than_its_own_trust_is_never_handed_out() {
 }
 
 #[test]
+fn requests_for_one_session_share_the_time_of_the_first_when_the_database_is_silent() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        drop(held(&supervisor, "another chat").await);
+        sim.store.set_fault(Fault::Frozen);
+        let asked = tokio::time::Instant::now();
+        let chat = key("chat");
+        let answers = join_all((0..10).map(|_| supervisor.acquire(&chat).into_future())).await;
+        assert!(
+            answers.iter().all(|answer| matches!(answer, Err(AcquireError::Unavailable(_)))),
+            "{answers:?}"
+        );
+        assert!(
+            asked.elapsed() <= supervisor.timing().acquire_timeout() + millis(10),
+            "{:?}",
+            asked.elapsed()
+        );
+    });
+}
+
+/// A browser that reloads asks again before the server has noticed that the first request is gone.
+#[test]
+fn a_request_behind_one_that_was_abandoned_gets_the_session() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_delay(millis(50));
+        for abandon_after in (0..120).step_by(10) {
+            let chat = key(&format!("chat-{abandon_after}"));
+            let first = tokio::task::spawn_local(supervisor.acquire(&chat).into_future());
+            sim.sleep(millis(1)).await;
+            let second = tokio::task::spawn_local(supervisor.acquire(&chat).into_future());
+            sim.sleep(millis(abandon_after)).await;
+            first.abort();
+            match second.await.unwrap() {
+                Ok(run) => drop(run),
+                Err(error) => assert!(abandon_after >= 40, "after {abandon_after} ms: {error}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn an_unreachable_database_is_a_certain_no_that_leaves_nothing_to_undo() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_fault(Fault::Unreachable);
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::NotAcquired(_)) && error.is_certain(), "{error:?}");
+        sim.store.set_fault(Fault::None);
+        sim.sleep(TTL).await;
+        assert_eq!(sim.store.statements().releases, 0, "nothing had been sent");
+    });
+}
+
+#[test]
+fn what_may_have_been_acquired_is_asked_for_rarely_once_the_database_answers() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        drop(held(&supervisor, "another chat").await);
+        sim.store.set_fault(Fault::Swallowed);
+        supervisor.acquire(&key("chat")).await.unwrap_err();
+        sim.store.set_fault(Fault::None);
+        sim.sleep(2 * TTL).await;
+        let releases = sim.store.statements().releases;
+        assert!((4..30).contains(&releases), "{releases}");
+    });
+}
+
+#[test]
+fn a_locked_row_is_a_certain_no_when_the_time_is_up() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_locked(&key("chat"), true);
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::NotAcquired(_)), "{error:?}");
+        assert!(error.to_string().contains("locked"), "{error}");
+    });
+}
+
+#[test]
+fn looks_that_gather_behind_a_silent_database_fail_together() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_fault(Fault::Frozen);
+        let asked = tokio::time::Instant::now();
+        let lists = join_all((0..8).map(|_| supervisor.list().into_future())).await;
+        assert!(lists.iter().all(Result::is_err));
+        assert!(asked.elapsed() <= seconds(10), "{:?}", asked.elapsed());
+        sim.store.set_fault(Fault::None);
+        assert!(supervisor.list().await.is_ok());
+    });
+}
+
+#[test]
 fn a_locked_row_is_waited_for_alone_while_other_sessions_go_on() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use tenure::{AcquireError, EndReason, SessionState, Stage, testing::simulate};
+use tenure::{AcquireError, EndReason, SessionState, Stage, store::memory::Fault, testing::simulate};
 use tokio::task::spawn_local;
 
 use super::*;
@@ -330,6 +330,119 @@ fn shutdown_does_not_wait_for_ever_for_work_that_does_not_end() {
         assert!(!run.is_held());
         assert_eq!(run.cancelled().await, EndReason::Shutdown);
         assert!(!sim.store.is_empty(), "its lease is left to expire, since it may still act");
+    });
+}
+
+#[test]
+fn a_second_shutdown_answers_as_the_first_and_events_end_with_the_supervisor() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let mut events = supervisor.events();
+        let run = held(&supervisor, "chat").await;
+        let first = supervisor.shutdown().await;
+        assert_eq!(first.left, [key("chat")]);
+        assert_eq!(supervisor.shutdown().await, first);
+        drop(run);
+        let told = async { while events.next().await.is_some() {} };
+        tokio::time::timeout(seconds(1), told).await.expect("although a handle is still there");
+        assert!(supervisor.events().next().await.is_none());
+    });
+}
+
+#[test]
+fn a_grant_that_comes_during_a_shutdown_is_given_back_and_not_called_certain() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_delay(millis(50));
+        let request = spawn_local(supervisor.acquire(&key("chat")).into_future());
+        sim.sleep(millis(60)).await;
+        assert!(supervisor.shutdown().await.left.is_empty());
+        assert!(!request.await.unwrap().unwrap_err().is_certain());
+        assert!(sim.store.is_empty(), "the next process need not wait for a ttl");
+    });
+}
+
+#[test]
+fn a_process_that_stops_a_run_still_tells_how_long_its_lease_lasts() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        run.stop("tea");
+        run.cancelled().await;
+        sim.sleep(seconds(60)).await;
+        match supervisor.acquire(&key("chat")).await {
+            Err(AcquireError::Busy(busy)) => {
+                assert!(busy.holder().expires_in > seconds(20), "{:?}", busy.holder());
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn lost_runs_do_not_wait_for_each_other_when_the_database_is_silent() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let mut runs = Vec::new();
+        for n in 0..40 {
+            runs.push(held(&supervisor, &format!("chat-{n}")).await);
+        }
+        sim.store.set_fault(Fault::Frozen);
+        for run in &runs {
+            assert_eq!(run.cancelled().await, EndReason::Unconfirmed);
+        }
+        let given_up = tokio::time::Instant::now();
+        for run in runs {
+            assert!(!run.release().await.released);
+        }
+        assert!(given_up.elapsed() < seconds(1), "{:?}", given_up.elapsed());
+    });
+}
+
+#[test]
+fn a_limited_run_is_told_to_stop_in_time_even_if_the_machine_sleeps() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = supervisor.acquire(&key("chat")).max_duration(seconds(100)).await.unwrap();
+        sim.sleep(seconds(90)).await;
+        assert!(run.is_held());
+        sim.clock.suspend(seconds(12));
+        sim.sleep(millis(1_100)).await;
+        assert!(matches!(run.cancelled().await, EndReason::TimedOut { .. }));
+        assert!(run.release().await.released);
+    });
+}
+
+#[test]
+fn a_phase_is_seen_by_others_soon_and_by_this_process_at_once() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        assert!(run.set_phase("x".repeat(65)).is_err());
+        run.set_phase("waiting for approval").unwrap();
+        sim.sleep(millis(200)).await;
+        assert_eq!(sim.store.row(&key("chat")).unwrap().phase.as_str(), "waiting for approval");
+        match supervisor.acquire(&key("chat")).await {
+            Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().phase.as_str(), "waiting for approval"),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn trust_can_be_followed_from_renewal_to_renewal_until_the_run_ends() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        let mut trust = run.trust();
+        let mut last = trust.next().await.unwrap();
+        for _ in 0..5 {
+            let next = trust.next().await.unwrap();
+            assert!(next > last);
+            last = next;
+        }
+        drop(run);
+        while trust.next().await.is_some() {}
     });
 }
 

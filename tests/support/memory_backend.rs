@@ -29,8 +29,10 @@ impl Backend for MemoryBackend {
 
     async fn image(&self, key: &SessionKey) -> Option<String> {
         // What is left of the lease is no part of what is stored.
-        let stored = self.store.row(key).map(|row| tenure::Holder { expires_in: Duration::ZERO, ..row });
-        stored.map(|row| format!("{row:?}"))
+        self.store.row(key).map(|mut row| {
+            row.expires_in = Duration::ZERO;
+            format!("{row:?}")
+        })
     }
 
     async fn set_remaining(&self, key: &SessionKey, millis: i64) {

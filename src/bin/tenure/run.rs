@@ -4,7 +4,7 @@
 //! the guardian, which ends CMD's tree by itself when they stop coming. The release comes last: when the guardian
 //! has said that nothing of the tree is alive.
 
-use std::{env, ffi::OsString, path::PathBuf, pin::pin, time::Duration};
+use std::{ffi::OsString, path::PathBuf, pin::pin, time::Duration};
 
 use futures::{Stream, StreamExt as _};
 use tenure::{AcquireError, EndReason, Run, RunEvent, Supervisor, clock::BootInstant};
