@@ -31,7 +31,7 @@
 //!         println!("409: {busy}; try again in {:?}", busy.retry_after());
 //!         return Ok(());
 //!     }
-//!     // Uncertain, and already being undone.
+//!     // No grant. `error.is_certain()` tells whether anything may have been acquired; if so it is being undone.
 //!     Err(error) => return Err(error.into()),
 //! };
 //! let reply = run.scope(agent).await?;
@@ -119,7 +119,9 @@
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
 //! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code.
-//! - `serde`: `Serialize` for public types, `Deserialize` with the constructors' checks for keys and ids.
+//! - `cli`: the command `tenure`.
+//! - `serde`: `Serialize` for what is told to others (keys, ids, holders, states, refusals, events, ends), and
+//!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
 
 mod actor;
 pub mod clock;
