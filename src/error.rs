@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     config::ConfigError,
-    lease::EndReason,
+    end::EndReason,
     session::{Holder, InvalidText},
     store::StoreError,
 };

@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 #[cfg(feature = "serde")]
 use crate::session::millis;
 use crate::{
-    lease::EndReason,
+    end::EndReason,
     run::Shared,
     session::{FencingToken, RunId, SessionKey},
     store::StoreError,

@@ -13,99 +13,14 @@
 //! the run's actor. Every input first checks `now >= trusted_until` (invariant I3), so that no reply, however
 //! it is delayed or reordered, can revive a run.
 
-use std::{collections::VecDeque, fmt, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use crate::{
     clock::BootInstant,
     config::Timing,
+    end::{EndReason, Limit},
     session::{Phase, Stage, StopRequest},
 };
-
-/// Why a run ended. The first reason wins and stays (invariant I3).
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(tag = "reason", rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum EndReason {
-    /// The work ended by itself.
-    Completed,
-    /// The guard, or the future of its scope, was dropped.
-    Dropped,
-    /// The work panicked, or the supervisor's own actor did.
-    Panicked,
-    /// Somebody asked for it.
-    Stopped {
-        /// Who, for people.
-        by: Option<String>,
-        /// Why, for people.
-        why: Option<String>,
-    },
-    /// The supervisor was shut down.
-    Shutdown,
-    /// The run has had all the time it was given.
-    TimedOut {
-        /// Which limit it reached.
-        limit: Limit,
-    },
-    /// Another run has the session, or its row was deleted.
-    Superseded,
-    /// The database's clock passed the lease's last safe instant before a renewal arrived.
-    Expired,
-    /// Trust ran out while the database did not confirm a renewal.
-    Unconfirmed,
-}
-
-/// A limit on a run that no renewal prolongs: renewals prove that a process lives, not that work advances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum Limit {
-    /// The whole run may take this long, time in suspend included.
-    #[cfg_attr(
-        feature = "serde",
-        serde(rename = "max_duration_ms", serialize_with = "crate::session::millis")
-    )]
-    MaxDuration(Duration),
-}
-
-impl EndReason {
-    /// Whether the session was lost, rather than given up.
-    pub fn is_loss(&self) -> bool {
-        matches!(self, Self::Superseded | Self::Expired | Self::Unconfirmed)
-    }
-
-    pub(crate) fn stopped(request: &StopRequest) -> Self {
-        Self::Stopped { by: request.by.clone(), why: request.reason.clone() }
-    }
-}
-
-impl fmt::Display for EndReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Completed => f.write_str("completed"),
-            Self::Dropped => f.write_str("dropped"),
-            Self::Panicked => f.write_str("panicked"),
-            Self::Stopped { by, why } => {
-                f.write_str("stopped")?;
-                if let Some(by) = by {
-                    write!(f, " by {}", crate::session::printable(by))?;
-                }
-                if let Some(why) = why {
-                    write!(f, " ({})", crate::session::printable(why))?;
-                }
-                Ok(())
-            }
-            Self::Shutdown => f.write_str("supervisor shut down"),
-            Self::TimedOut { limit: Limit::MaxDuration(limit) } => write!(f, "took longer than {limit:?}"),
-            Self::Superseded => {
-                f.write_str("superseded: another run has the session, or its row was deleted")
-            }
-            Self::Expired => f.write_str("expired before a renewal arrived"),
-            Self::Unconfirmed => f.write_str("no renewal was confirmed in time"),
-        }
-    }
-}
 
 /// What the actor has to do, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -110,7 +110,7 @@
 //!
 //! # Reading the code
 //!
-//! `session` and `config` hold the values, [`store`] the contract with the database and its backends, `lease` the
+//! `session`, `config` and `end` hold the values, [`store`] the contract with the database and its backends, `lease` the
 //! pure state machine of one run, `actor` the actors that carry out what it decides, `run` the guard that callers
 //! hold, `supervisor` the handle and its builder. Every arrow goes from the handle down; the only ways back are a
 //! renewal's outcome to its run and a run's end to the registry.
@@ -126,6 +126,7 @@
 mod actor;
 pub mod clock;
 mod config;
+mod end;
 mod error;
 mod event;
 mod lease;
@@ -140,9 +141,9 @@ pub mod testing;
 
 pub use actor::registry::ShutdownReport;
 pub use config::{ConfigError, Timing};
+pub use end::{EndReason, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError};
 pub use event::{RunEvent, RunRef};
-pub use lease::{EndReason, Limit};
 pub use run::{Ended, Run, RunContext};
 pub use session::{
     FencingToken, Holder, InvalidText, Label, NodeId, Phase, RunId, SessionKey, SessionState, SessionStatus,

@@ -23,97 +23,18 @@ use std::{
 };
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, WrapFuture, fut::ActorFutureExt};
-use futures::{FutureExt, channel::oneshot, future::BoxFuture};
+use futures::{FutureExt, channel::oneshot};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::{
     clock::{BootInstant, SharedClock, StepDetector},
-    session::SessionKey,
-    store::{
-        Acquire, AcquireOutcome, Bounds, LeaseConnection, MAX_BATCH, Release, ReleaseOutcome, Renew,
-        RenewOutcome, SharedStore, StoreError,
-    },
+    store::{Bounds, LeaseConnection, MAX_BATCH, SharedStore, StoreError},
 };
 
-/// A kind of statement.
-pub(crate) trait Verb: 'static {
-    /// For logs.
-    const NAME: &'static str;
-    type Item: Unpin + Send + 'static;
-    type Outcome: Send + 'static;
+mod verb;
 
-    /// Keys are unique within a batch.
-    fn key(item: &Self::Item) -> &SessionKey;
-
-    /// The database's clock, in microseconds since 1970, where the outcome carries it.
-    fn clock_micros(outcome: &Self::Outcome) -> Option<i64>;
-
-    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Self::Item]) -> Call<'a, Self::Outcome>;
-}
-
-type Call<'a, O> = BoxFuture<'a, Result<Vec<O>, StoreError>>;
-
-pub(crate) enum Acquiring {}
-pub(crate) enum Renewing {}
-pub(crate) enum Releasing {}
-
-impl Verb for Acquiring {
-    const NAME: &'static str = "acquire";
-    type Item = Acquire;
-    type Outcome = AcquireOutcome;
-
-    fn key(item: &Acquire) -> &SessionKey {
-        &item.key
-    }
-
-    fn clock_micros(_: &AcquireOutcome) -> Option<i64> {
-        None
-    }
-
-    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Acquire]) -> Call<'a, AcquireOutcome> {
-        connection.acquire(items)
-    }
-}
-
-impl Verb for Renewing {
-    const NAME: &'static str = "renew";
-    type Item = Renew;
-    type Outcome = RenewOutcome;
-
-    fn key(item: &Renew) -> &SessionKey {
-        &item.key
-    }
-
-    fn clock_micros(outcome: &RenewOutcome) -> Option<i64> {
-        match outcome {
-            RenewOutcome::Renewed(renewed) => Some(renewed.clock_micros),
-            _ => None,
-        }
-    }
-
-    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Renew]) -> Call<'a, RenewOutcome> {
-        connection.renew(items)
-    }
-}
-
-impl Verb for Releasing {
-    const NAME: &'static str = "release";
-    type Item = Release;
-    type Outcome = ReleaseOutcome;
-
-    fn key(item: &Release) -> &SessionKey {
-        &item.key
-    }
-
-    fn clock_micros(_: &ReleaseOutcome) -> Option<i64> {
-        None
-    }
-
-    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Release]) -> Call<'a, ReleaseOutcome> {
-        connection.release(items)
-    }
-}
+pub(crate) use verb::{Acquiring, Releasing, Renewing, Verb};
 
 /// The answer to one request.
 pub(crate) struct Answer<O> {

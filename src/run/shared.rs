@@ -1,0 +1,254 @@
+//! What everybody who has to do with one run sees of it: whether it may act, why it ended, what became of it.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use futures::{
+    StreamExt,
+    stream::{self, Stream},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::Ended;
+use crate::{
+    clock::{BootInstant, SharedClock},
+    end::EndReason,
+    session::{FencingToken, Phase, RunId, SessionKey},
+};
+
+/// What the guard, the work and the actor of one run share.
+pub(crate) struct Shared {
+    pub(crate) key: SessionKey,
+    pub(crate) run_id: RunId,
+    pub(crate) fence: FencingToken,
+    pub(crate) acquired_at_micros: i64,
+    clock: SharedClock,
+    trust: Trust,
+    /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
+    expires_at_micros: AtomicI64,
+    /// Nanoseconds of the boot clock: where a renewal has moved the end of trust last, even after a stop.
+    renewed_until: AtomicU64,
+    /// The end of trust for those who wait for it to move.
+    moved: watch::Sender<BootInstant>,
+    phase: Mutex<Phase>,
+    /// Child of the supervisor's root token.
+    pub(crate) token: CancellationToken,
+    reason: OnceLock<EndReason>,
+    /// The work has had its time.
+    pub(crate) killed: CancellationToken,
+    /// The guard was dropped, or said that the work has ended.
+    pub(crate) work_ended: CancellationToken,
+    /// The row is dealt with, or the caller has waited for it long enough.
+    pub(crate) released_or_given_up: CancellationToken,
+    released: OnceLock<bool>,
+    /// It is known whether the session was released, or never will be.
+    pub(crate) told: CancellationToken,
+}
+
+/// How a run starts.
+pub(crate) struct Start {
+    pub(crate) key: SessionKey,
+    pub(crate) run_id: RunId,
+    pub(crate) fence: FencingToken,
+    pub(crate) acquired_at_micros: i64,
+    pub(crate) trusted_until: BootInstant,
+    pub(crate) expires_at_micros: i64,
+    pub(crate) phase: Phase,
+}
+
+impl Shared {
+    pub(crate) fn new(start: Start, clock: SharedClock, token: CancellationToken) -> Self {
+        let Start { key, run_id, fence, acquired_at_micros, trusted_until, expires_at_micros, phase } = start;
+        Self {
+            key,
+            run_id,
+            fence,
+            acquired_at_micros,
+            clock,
+            trust: Trust::until(trusted_until),
+            expires_at_micros: AtomicI64::new(expires_at_micros),
+            renewed_until: AtomicU64::new(trusted_until.as_nanos()),
+            moved: watch::Sender::new(trusted_until),
+            phase: Mutex::new(phase),
+            token,
+            reason: OnceLock::new(),
+            killed: CancellationToken::new(),
+            work_ended: CancellationToken::new(),
+            released_or_given_up: CancellationToken::new(),
+            released: OnceLock::new(),
+            told: CancellationToken::new(),
+        }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_trusted() && !self.token.is_cancelled()
+    }
+
+    /// Whether trust lasts, whoever may have been told to end.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.trust.holds(self.clock.now())
+    }
+
+    pub(crate) fn trusted_for(&self) -> Duration {
+        if self.token.is_cancelled() {
+            return Duration::ZERO;
+        }
+        self.trust.end().map_or(Duration::ZERO, |until| until.saturating_since(self.clock.now()))
+    }
+
+    pub(crate) fn expires_at_micros(&self) -> i64 {
+        self.expires_at_micros.load(Ordering::Relaxed)
+    }
+
+    /// Moves the end of trust after a confirmed renewal; `false` when it has been seen to be over already.
+    pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
+        self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
+        self.renewed_until.store(trusted_until.as_nanos(), Ordering::Relaxed);
+        let extended = self.trust.extend(trusted_until);
+        if extended {
+            self.moved.send_replace(trusted_until);
+        }
+        extended
+    }
+
+    pub(super) fn trust_changes(self: Arc<Self>) -> impl Stream<Item = BootInstant> + Send + 'static {
+        let moves = self.moved.subscribe();
+        let ended = self.token.clone().cancelled_owned();
+        let changes = stream::unfold((moves, true), async |(mut moves, first)| {
+            if !first {
+                moves.changed().await.ok()?;
+            }
+            let until = *moves.borrow_and_update();
+            Some((until, (moves, false)))
+        });
+        changes.take_until(ended)
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_phase(&self, phase: Phase) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    /// Ends the run for everybody at once; answers the reason that was first (invariant I3).
+    pub(crate) fn end(&self, reason: EndReason) -> EndReason {
+        let first = self.reason.get_or_init(|| reason).clone();
+        self.trust.revoke();
+        self.token.cancel();
+        first
+    }
+
+    pub(crate) fn reason(&self) -> Option<&EndReason> {
+        self.reason.get()
+    }
+
+    pub(crate) fn tell_released(&self, released: bool) {
+        // A release that is confirmed after the run was given up changes nothing for those who were told.
+        let _ = self.released.set(released);
+        self.told.cancel();
+        self.released_or_given_up.cancel();
+    }
+
+    /// Where a renewal has moved the end of trust last, even after a stop: until then nobody else gets in.
+    pub(crate) fn renewed_until(&self) -> BootInstant {
+        BootInstant::from_nanos(self.renewed_until.load(Ordering::Relaxed))
+    }
+
+    pub(super) async fn cancelled(self: Arc<Self>) -> EndReason {
+        self.token.cancelled().await;
+        self.first_reason()
+    }
+
+    pub(super) fn ended(&self) -> Ended {
+        Ended { reason: self.first_reason(), released: self.released.get().copied().unwrap_or(false) }
+    }
+
+    /// A token that was cancelled without a reason is one whose supervisor died with it.
+    pub(super) fn first_reason(&self) -> EndReason {
+        self.reason.get_or_init(|| EndReason::Panicked).clone()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run")
+            .field("key", &self.key)
+            .field("run_id", &self.run_id)
+            .field("fence", &self.fence)
+            .field("reason", &self.reason.get())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The end of trust, readable from any thread without a lock.
+///
+/// Whoever sees it pass closes it for good: a renewal that was confirmed just before, and is published just
+/// after, must not let `is_held` go from `false` back to `true` (invariant I3).
+struct Trust(AtomicU64);
+
+impl Trust {
+    const OVER: u64 = 0;
+
+    fn until(instant: BootInstant) -> Self {
+        Self(AtomicU64::new(instant.as_nanos()))
+    }
+
+    fn holds(&self, now: BootInstant) -> bool {
+        let until = self.0.load(Ordering::Acquire);
+        if now.as_nanos() < until {
+            return true;
+        }
+        // Fails when it was extended in between: then it had not passed.
+        let closed = self.0.compare_exchange(until, Self::OVER, Ordering::AcqRel, Ordering::Acquire);
+        closed.is_err_and(|extended| now.as_nanos() < extended)
+    }
+
+    fn extend(&self, instant: BootInstant) -> bool {
+        let extend = |until| (until != Self::OVER).then_some(instant.as_nanos());
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, extend).is_ok()
+    }
+
+    fn revoke(&self) {
+        self.0.store(Self::OVER, Ordering::Release);
+    }
+
+    fn end(&self) -> Option<BootInstant> {
+        let until = self.0.load(Ordering::Acquire);
+        (until != Self::OVER).then(|| BootInstant::from_nanos(until))
+    }
+}
+
+/// Microseconds since 1970, as a value of the standard library.
+pub(crate) fn instant(micros: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(nanos: u64) -> BootInstant {
+        BootInstant::from_nanos(nanos)
+    }
+
+    #[test]
+    fn i3_trust_that_was_seen_to_pass_is_never_extended() {
+        let trust = Trust::until(at(10));
+        assert!(trust.holds(at(9)));
+        assert!(trust.extend(at(20)));
+        assert!(trust.holds(at(19)));
+        assert!(!trust.holds(at(20)));
+        assert!(!trust.extend(at(40)));
+        assert!(!trust.holds(at(5)));
+        assert_eq!(trust.end(), None);
+    }
+}

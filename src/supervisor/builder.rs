@@ -1,0 +1,261 @@
+//! What a supervisor is started with, and how: checked settings, a thread, and the actors on it.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use actix::{Actor, AsyncContext, Context};
+use futures::channel::oneshot;
+use tokio::time::timeout;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Host, Inner, Supervisor};
+use crate::{
+    actor::{
+        lane::{Lane, LaneSettings},
+        query::QueryLane,
+        registry::{Links, Registry},
+        run::RunLinks,
+    },
+    clock::{SharedClock, SystemClock},
+    config::{Settings, Timing},
+    error::StartError,
+    event::EventSender,
+    session::{Label, NodeId},
+    store::{self, Bounds, LeaseConnection, SharedStore, StoreError},
+};
+
+/// Describes a [`Supervisor`]. All durations derive from the [`ttl`](Self::ttl) unless set; relations that
+/// cannot work are refused by [`start`](Self::start).
+#[must_use = "a builder does nothing until it is started"]
+#[derive(Debug, Clone)]
+pub struct Builder {
+    authority: Authority,
+    holder: Option<String>,
+    settings: Settings,
+    connect_timeout: Duration,
+    clock: SharedClock,
+}
+
+#[derive(Clone)]
+pub(super) enum Authority {
+    Url(String),
+    Store(SharedStore),
+}
+
+impl Builder {
+    pub(super) fn new(authority: Authority) -> Self {
+        Self {
+            authority,
+            holder: None,
+            settings: Settings::default(),
+            connect_timeout: Duration::from_secs(5),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    /// The holder's name for people: 1 to 255 bytes without NUL. Default `pid <process id>`.
+    pub fn holder(mut self, label: impl Into<String>) -> Self {
+        self.holder = Some(label.into());
+        self
+    }
+
+    /// The granted length of a lease: 1 s to 24 h. Default 30 s.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.settings.ttl = Some(ttl);
+        self
+    }
+
+    /// See [`Timing::safety_margin`]. Bounds: ttl/20 to ttl/2.
+    pub fn safety_margin(mut self, margin: Duration) -> Self {
+        self.settings.safety_margin = Some(margin);
+        self
+    }
+
+    /// See [`Timing::renew_interval`]. Bounds: 20 ms to ttl/2.
+    pub fn renew_interval(mut self, interval: Duration) -> Self {
+        self.settings.renew_interval = Some(interval);
+        self
+    }
+
+    /// See [`Timing::renew_timeout`]. Bounds: 20 ms to ttl/4.
+    pub fn renew_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.renew_timeout = Some(timeout);
+        self
+    }
+
+    /// See [`Timing::acquire_timeout`]. 20 ms to 24 h.
+    pub fn acquire_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.acquire_timeout = Some(timeout);
+        self
+    }
+
+    /// See [`Timing::stop_grace`]. It has nothing to do with the ttl; at most a year.
+    pub fn stop_grace(mut self, grace: Duration) -> Self {
+        self.settings.stop_grace = Some(grace);
+        self
+    }
+
+    /// How long [`start`](Self::start) waits for the database. Default 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Another source of local time, for tests.
+    pub fn clock(mut self, clock: SharedClock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Checks the settings, connects, and starts the supervisor on a thread of its own.
+    ///
+    /// A SQLite file that does not exist is created, with its schema; a PostgreSQL database needs
+    /// [`migrate`](crate::migrate) once.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing was started.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends what was started.
+    pub async fn start(self) -> Result<Supervisor, StartError> {
+        let plan = self.plan()?;
+        let (ready, started) = oneshot::channel();
+        let (last_word, over) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("tenure".to_owned())
+            .spawn(move || {
+                actix_rt::System::new().block_on(host(plan, ready));
+                let _ = last_word.send(());
+            })
+            .map_err(|error| StartError::Thread(error.to_string()))?;
+        let ended = || StartError::Thread("it ended before it was ready".to_owned());
+        let inner = started.await.map_err(|oneshot::Canceled| ended())??;
+        *inner.host.lock().unwrap_or_else(PoisonError::into_inner) = Some(Host { over, thread });
+        Ok(Supervisor { inner })
+    }
+
+    /// Like [`start`](Self::start), but on the current actix system, whose clock may be paused: for tests in
+    /// virtual time on the in-memory store.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    ///
+    /// # Panics
+    /// Outside an actix system or a `LocalSet`.
+    #[cfg(feature = "testing")]
+    pub async fn start_here(self) -> Result<Supervisor, StartError> {
+        let plan = self.plan()?;
+        let (inner, _over, _connections) = plan.start().await?;
+        Ok(Supervisor { inner: Arc::new(inner) })
+    }
+
+    fn plan(self) -> Result<Plan, StartError> {
+        let timing = self.settings.check()?;
+        let label = self.holder.unwrap_or_else(|| format!("pid {}", std::process::id()));
+        let store = match self.authority {
+            Authority::Url(url) => store::open(&url)?,
+            Authority::Store(store) => store,
+        };
+        let (label, connect_timeout) = (Label::new(label)?, self.connect_timeout);
+        Ok(Plan { timing, label, store, clock: self.clock, connect_timeout })
+    }
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // The URL may carry a password.
+            Self::Url(_) => f.write_str("Url(..)"),
+            Self::Store(store) => store.fmt(f),
+        }
+    }
+}
+
+/// A checked description of a supervisor, on its way to the thread it will live on.
+struct Plan {
+    timing: Timing,
+    label: Label,
+    store: SharedStore,
+    clock: SharedClock,
+    connect_timeout: Duration,
+}
+
+/// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
+async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
+    match plan.start().await {
+        Ok((inner, over, connections)) => {
+            // A caller that has gone drops the only handle, which shuts the registry down.
+            let _ = ready.send(Ok(Arc::new(inner)));
+            over.cancelled().await;
+            connections.close();
+            let _ = timeout(GOODBYE, connections.wait()).await;
+        }
+        Err(error) => {
+            let _ = ready.send(Err(error));
+        }
+    }
+}
+
+/// How long connections may take to say goodbye at the end.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+impl Plan {
+    async fn start(self) -> Result<(Inner, CancellationToken, TaskTracker), StartError> {
+        let Self { timing, label, store, clock, connect_timeout } = self;
+        let querying = bounds(&timing, timing.query_timeout());
+        let connection = first_connection(&store, querying, connect_timeout).await?;
+        let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
+        let (over, connections) = (CancellationToken::new(), TaskTracker::new());
+        let lane = LaneSettings {
+            store: store.clone(),
+            clock: clock.clone(),
+            attempt_timeout: timing.renew_timeout(),
+            bounds: bounds(&timing, timing.renew_timeout()),
+            longest_backoff: timing.longest_backoff(),
+            step_tolerance: timing.safety_margin() / 4,
+            connections: connections.clone(),
+        };
+        let attempt_timeout = timing.acquire_attempt_timeout();
+        let acquiring =
+            LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
+        let (queries, query_lane) = QueryLane::new(store, querying, timing.query_timeout(), connection);
+        actix_rt::spawn(connections.track_future(query_lane.serve(over.clone())));
+        let registry = Registry::create(|ctx: &mut Context<Registry>| {
+            let run = RunLinks {
+                timing,
+                clock,
+                renewals: Lane::start_with(lane.clone()),
+                releases: Lane::start_with(lane.clone()),
+                events: events.clone(),
+                registry: ctx.address().recipient(),
+            };
+            let acquires = Lane::start_with(acquiring);
+            let links = Links { node, location: location.clone(), acquires, run };
+            Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
+        });
+        let host = Mutex::new(None);
+        let events = events.source();
+        let report = OnceLock::new();
+        let inner = Inner { registry, queries, events, timing, label, node, location, host, report };
+        Ok((inner, over, connections))
+    }
+}
+
+/// What the server may take for one statement; the client's own time-outs come besides.
+fn bounds(timing: &Timing, statement: Duration) -> Bounds {
+    Bounds { statement, lock: timing.lock_timeout().min(statement / 2) }
+}
+
+async fn first_connection(
+    store: &SharedStore,
+    bounds: Bounds,
+    within: Duration,
+) -> Result<Box<dyn LeaseConnection>, StoreError> {
+    timeout(within, store.connect(bounds)).await.unwrap_or_else(|_elapsed| {
+        let detail = format!("no answer within {within:?}");
+        Err(StoreError::Unavailable { location: store.location().to_owned(), detail })
+    })
+}

@@ -1,0 +1,140 @@
+//! Requests with options, sent when they are awaited.
+
+use std::{future::IntoFuture, time::Duration};
+
+use futures::{channel::oneshot, future::BoxFuture};
+use tokio_util::sync::CancellationToken;
+
+use super::Supervisor;
+use crate::{
+    actor::{query::Query, registry::AcquireSession},
+    error::{AcquireError, Closed, QueryError},
+    run::Run,
+    session::{Label, Phase, SessionKey, SessionStatus},
+    store::Page,
+};
+
+/// A request for a session; await it.
+#[must_use = "a request does nothing until it is awaited"]
+#[derive(Debug, Clone)]
+pub struct AcquireRequest {
+    pub(super) supervisor: Supervisor,
+    pub(super) key: SessionKey,
+    pub(super) holder: Option<String>,
+    pub(super) phase: Option<String>,
+    pub(super) max_duration: Option<Duration>,
+}
+
+impl AcquireRequest {
+    /// The holder's name for people, instead of the supervisor's: 1 to 255 bytes without NUL.
+    pub fn holder(mut self, label: impl Into<String>) -> Self {
+        self.holder = Some(label.into());
+        self
+    }
+
+    /// What the run does first, for people: at most 64 bytes without NUL. Empty by default.
+    pub fn phase(mut self, phase: impl Into<String>) -> Self {
+        self.phase = Some(phase.into());
+        self
+    }
+
+    /// The run is told to stop (`TimedOut`) this long after its grant, time in suspend included. Without a limit by
+    /// default.
+    pub fn max_duration(mut self, duration: Duration) -> Self {
+        self.max_duration = Some(duration);
+        self
+    }
+
+    async fn send(self) -> Result<Run, AcquireError> {
+        let inner = &self.supervisor.inner;
+        let label = self.holder.map(Label::new).transpose()?.unwrap_or_else(|| inner.label.clone());
+        let phase = self.phase.map(Phase::new).transpose()?.unwrap_or_default();
+        let (reply, answer) = oneshot::channel();
+        let abandoned = CancellationToken::new();
+        let waiting = abandoned.clone().drop_guard();
+        let (key, max_duration) = (self.key, self.max_duration);
+        inner.registry.do_send(AcquireSession {
+            key,
+            label,
+            phase,
+            max_duration,
+            deadline: None,
+            abandoned,
+            reply,
+        });
+        let answer = answer.await.unwrap_or(Err(AcquireError::Closed(Closed)));
+        waiting.disarm();
+        answer
+    }
+}
+
+impl IntoFuture for AcquireRequest {
+    type Output = Result<Run, AcquireError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.send())
+    }
+}
+
+/// A request for many sessions; await it.
+#[must_use = "a request does nothing until it is awaited"]
+#[derive(Debug, Clone)]
+pub struct ListRequest {
+    pub(super) supervisor: Supervisor,
+    pub(super) page: Page,
+}
+
+impl ListRequest {
+    /// Only the sessions of this account.
+    pub fn account(mut self, account: impl Into<String>) -> Self {
+        self.page.account = Some(account.into());
+        self
+    }
+
+    /// Sessions whose lease has expired too.
+    pub fn include_expired(mut self) -> Self {
+        self.page.expired = true;
+        self
+    }
+
+    /// Only sessions after this one, in byte order of account, then session.
+    pub fn after(mut self, key: &SessionKey) -> Self {
+        self.page.after = Some(key.clone());
+        self
+    }
+
+    /// At most this many; all by default.
+    pub fn limit(mut self, limit: u32) -> Self {
+        self.page.limit = limit;
+        self
+    }
+
+    /// One statement never reads more than a page, so that a long list holds no connection for long.
+    async fn read(self) -> Result<Vec<SessionStatus>, QueryError> {
+        const PAGE: u32 = 1_000;
+        let (mut found, mut left, mut after) = (Vec::new(), self.page.limit, self.page.after.clone());
+        while left > 0 {
+            let page = Page { limit: left.min(PAGE), after, ..self.page.clone() };
+            let asked = page.limit;
+            let rows = self.supervisor.inner.queries.ask(|reply| Query::List(page, reply)).await?;
+            let got = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+            found.extend(rows.into_iter().map(|(key, holder)| SessionStatus::held(key, holder)));
+            after = found.last().map(|status| status.key.clone());
+            left -= got.min(left);
+            if got < asked {
+                break;
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl IntoFuture for ListRequest {
+    type Output = Result<Vec<SessionStatus>, QueryError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.read())
+    }
+}
