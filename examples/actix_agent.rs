@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The supervisor has a thread and a system of its own; this system only holds the guard. The agent's work is
-//! cut into steps, as a conversation is cut into turns and tool calls, and it asks [`Run::is_held`] before each.
+//! cut into steps, as a conversation is cut into turns and tool calls, and it asks `is_held` before each.
 
 use std::time::Duration;
 

@@ -74,7 +74,7 @@
 //! # Not guaranteed
 //!
 //! - That a side effect already sent stops: an HTTP call, a command on another host. The lease rules who may start
-//!   next; check [`Run::is_held`] right before each side effect, and fence the resources that must refuse a late
+//!   next; check [`is_held`](RunContext::is_held) right before each side effect, and fence the resources that must refuse a late
 //!   writer.
 //! - Permission. Whether a caller may use a session is decided before [`acquire`](Supervisor::acquire); a lease is
 //!   not authentication.

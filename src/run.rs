@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    ops::Deref,
     pin::pin,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -29,84 +30,30 @@ pub(crate) use shared::{Shared, Start, instant};
 /// A session, held by this run: the guard of a granted lease.
 ///
 /// Dropping it cancels the run at once and releases the session: for work that was wired to the
-/// [`token`](Self::token) by hand, dropping the guard is the statement that the work has ended (invariant I6).
+/// [`token`](RunContext::token) by hand, dropping the guard is the statement that the work has ended (invariant I6).
 /// Use [`scope`](Self::scope) where that cannot be promised.
 #[must_use = "dropping a run ends it and releases its session"]
 pub struct Run {
-    shared: Arc<Shared>,
-    actor: actix::Addr<RunActor>,
+    context: RunContext,
+}
+
+/// What the run's work sees of it is what its guard sees.
+impl Deref for Run {
+    type Target = RunContext;
+
+    fn deref(&self) -> &RunContext {
+        &self.context
+    }
 }
 
 impl Run {
     pub(crate) fn new(shared: Arc<Shared>, actor: actix::Addr<RunActor>) -> Self {
-        Self { shared, actor }
-    }
-
-    /// The session.
-    pub fn key(&self) -> &SessionKey {
-        &self.shared.key
-    }
-
-    /// This run's id.
-    pub fn run_id(&self) -> RunId {
-        self.shared.run_id
-    }
-
-    /// The number by which resources tell this run from earlier ones.
-    pub fn fence(&self) -> FencingToken {
-        self.shared.fence
-    }
-
-    /// When the session was acquired, by the database's clock.
-    pub fn acquired_at(&self) -> SystemTime {
-        instant(self.shared.acquired_at_micros)
-    }
-
-    /// A token that is cancelled when the run ends, for whatever reason. Cancelling it yourself stops only who
-    /// listens to this very token; to end the run, drop or [`release`](Self::release) it.
-    pub fn token(&self) -> CancellationToken {
-        self.shared.token.child_token()
-    }
-
-    /// Whether the run may act *now*, by the local boot clock: for use right before every side effect.
-    ///
-    /// Costs nanoseconds, asks nobody. Once it has answered `false` it never answers `true` again.
-    pub fn is_held(&self) -> bool {
-        self.shared.is_held()
-    }
-
-    /// How long the run may still act if no renewal is confirmed from now on; zero once it has ended.
-    pub fn trusted_for(&self) -> Duration {
-        self.shared.trusted_for()
-    }
-
-    /// Waits until the run ends, and says why. The future borrows nothing and does not keep the run.
-    ///
-    /// # Cancel safety
-    /// Dropping the future changes nothing.
-    pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static {
-        self.shared.clone().cancelled()
-    }
-
-    /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
-    ///
-    /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
-    pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static {
-        Box::pin(self.shared.clone().trust_changes())
-    }
-
-    /// Says what the run is doing, for people: at most 64 bytes without NUL. Others see it with the next renewal,
-    /// which comes at once if it is far.
-    ///
-    /// # Errors
-    /// [`InvalidText`] when it cannot be stored; nothing has changed.
-    pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
-        set_phase(&self.shared, &self.actor, phase.as_ref())
+        Self { context: RunContext { shared, actor } }
     }
 
     /// What work under this run sees of it, for work that is not in a [`scope`](Self::scope).
     pub fn context(&self) -> RunContext {
-        RunContext { shared: self.shared.clone(), actor: self.actor.clone() }
+        self.context.clone()
     }
 
     /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
@@ -166,7 +113,7 @@ impl Run {
     ///
     /// # Cancel safety
     /// The run ends when this is called; dropping the future only stops waiting.
-    #[must_use = "the session is given back only when this is awaited or dropped"]
+    #[must_use = "only awaiting it tells whether the session was given back"]
     pub fn release(self) -> impl Future<Output = Ended> + Send + 'static {
         let shared = self.shared.clone();
         self.say_ended(EndReason::Completed);
@@ -233,32 +180,54 @@ impl RunContext {
         self.shared.fence
     }
 
-    /// See [`Run::token`].
+    /// When the session was acquired, by the database's clock.
+    pub fn acquired_at(&self) -> SystemTime {
+        instant(self.shared.acquired_at_micros)
+    }
+
+    /// A token that is cancelled when the run ends, for whatever reason. Cancelling it yourself stops only who
+    /// listens to this very token; to end the run, drop or [`release`](Run::release) its guard.
     pub fn token(&self) -> CancellationToken {
         self.shared.token.child_token()
     }
 
-    /// See [`Run::is_held`].
+    /// Whether the run may act *now*, by the local boot clock: for use right before every side effect.
+    ///
+    /// Costs nanoseconds, asks nobody. Once it has answered `false` it never answers `true` again.
     pub fn is_held(&self) -> bool {
         self.shared.is_held()
     }
 
-    /// See [`Run::trusted_for`].
+    /// How long the run may still act if no renewal is confirmed from now on; zero once it has ended.
     pub fn trusted_for(&self) -> Duration {
         self.shared.trusted_for()
     }
 
-    /// See [`Run::set_phase`].
+    /// Waits until the run ends, and says why. The future borrows nothing and does not keep the run.
     ///
-    /// # Errors
-    /// As there.
-    pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
-        set_phase(&self.shared, &self.actor, phase.as_ref())
-    }
-
-    /// See [`Run::cancelled`].
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
     pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static {
         self.shared.clone().cancelled()
+    }
+
+    /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
+    ///
+    /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
+    pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static {
+        Box::pin(self.shared.clone().trust_changes())
+    }
+
+    /// Says what the run is doing, for people: at most 64 bytes without NUL. Others see it with the next renewal,
+    /// which comes at once if it is far.
+    ///
+    /// # Errors
+    /// [`InvalidText`] when it cannot be stored; nothing has changed.
+    pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
+        let phase = Phase::new(phase)?;
+        self.shared.set_phase(phase.clone());
+        self.actor.do_send(SetPhase(phase));
+        Ok(())
     }
 }
 
@@ -266,13 +235,6 @@ impl fmt::Debug for RunContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shared.fmt(f)
     }
-}
-
-fn set_phase(shared: &Shared, actor: &actix::Addr<RunActor>, phase: &str) -> Result<(), InvalidText> {
-    let phase = Phase::new(phase)?;
-    shared.set_phase(phase.clone());
-    actor.do_send(SetPhase(phase));
-    Ok(())
 }
 
 /// How a run ended.

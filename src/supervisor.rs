@@ -88,7 +88,7 @@ impl Supervisor {
     /// Asks for a session. The request goes out when it is awaited.
     ///
     /// # Errors
-    /// See [`AcquireError`]: `Busy` is certain, `Unavailable` is not.
+    /// See [`AcquireError`](crate::AcquireError): `Busy` is certain, `Unavailable` is not.
     ///
     /// # Cancel safety
     /// Dropping the future at any point leaves the session free: a grant that can no longer be delivered is
@@ -121,7 +121,7 @@ impl Supervisor {
         ListRequest { supervisor: self.clone(), page }
     }
 
-    /// Removes rows that expired at least an hour ago ([`store::SWEEP_AFTER`]); answers how many it removed.
+    /// Removes rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)); answers how many it removed.
     /// Leaving them does no harm but take room: an expired row grants nothing.
     ///
     /// # Errors

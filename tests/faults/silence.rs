@@ -31,7 +31,7 @@ async fn i3_a_frozen_server_cancels_every_run_by_its_trusted_time() {
 
     // What the thawed server still finds in its sockets must not prolong what was given up.
     had_time_to_stop(&patient, &runs, &ends, timing).await;
-    let fences: Vec<_> = runs.iter().map(Run::fence).collect();
+    let fences: Vec<_> = runs.iter().map(|run| run.fence()).collect();
     drop(runs);
     for (index, fence) in fences.into_iter().enumerate() {
         let again = held_at_last(&frozen_out, &format!("chat-{index}")).await;
@@ -60,7 +60,7 @@ async fn gone_for_good(fault: fn(&Proxy)) {
     proxy.next_request().await;
     fault(&proxy);
     let (runs, _) = watch.all_ended_on_time(timing).await;
-    let fences: Vec<_> = runs.iter().map(Run::fence).collect();
+    let fences: Vec<_> = runs.iter().map(|run| run.fence()).collect();
     drop(runs);
 
     proxy.pass();

@@ -38,7 +38,7 @@ async fn i9_a_write_lock_held_for_good_ends_every_run_by_its_trusted_time() {
     // Reading needs no lock: every device sees how things are.
     seen_at_last(&supervisor, "chat-0", |status| status.state == SessionState::Expired).await;
 
-    let fences: Vec<_> = runs.iter().map(Run::fence).collect();
+    let fences: Vec<_> = runs.iter().map(|run| run.fence()).collect();
     drop(runs);
     stranger.end().await;
     for (index, fence) in fences.into_iter().enumerate() {

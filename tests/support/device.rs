@@ -234,7 +234,8 @@ async fn obey(supervisor: &Supervisor, runs: &mut HashMap<String, Held>, words: 
         }
         ["watch", session] => watch(session, runs[session].clone()),
         ["held", session] => {
-            let is_held = runs[session].lock().expect("no holder panics").as_ref().is_some_and(Run::is_held);
+            let is_held =
+                runs[session].lock().expect("no holder panics").as_ref().is_some_and(|run| run.is_held());
             say(format_args!("held {is_held}"));
         }
         ["look", session] => {
@@ -283,7 +284,7 @@ fn watch(session: &str, held: Held) {
         loop {
             // The clock first: trust never comes back, so a run that is trusted now was so a moment ago.
             let now = SystemClock.now();
-            if !held.lock().expect("no holder panics").as_ref().is_some_and(Run::is_held) {
+            if !held.lock().expect("no holder panics").as_ref().is_some_and(|run| run.is_held()) {
                 return last_held;
             }
             last_held = now;
