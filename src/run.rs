@@ -91,6 +91,9 @@ impl Run {
 
     /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
     ///
+    /// A run that was told to stop is renewed until its work has ended, and this goes on meanwhile: the work may not
+    /// begin anything new, but has its grace. It ends at once with a loss.
+    ///
     /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
     pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static {
         Box::pin(self.shared.clone().trust_changes())
@@ -372,7 +375,8 @@ impl Shared {
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
-        if extended {
+        let is_stopping = self.reason.get().is_some_and(|reason| !reason.is_loss());
+        if extended || is_stopping {
             self.moved.send_replace(trusted_until);
         }
         extended
@@ -380,7 +384,11 @@ impl Shared {
 
     fn trust_changes(self: Arc<Self>) -> impl Stream<Item = BootInstant> + Send + 'static {
         let moves = self.moved.subscribe();
-        let ended = self.token.clone().cancelled_owned();
+        let ended = async move {
+            if !self.clone().cancelled().await.is_loss() {
+                self.finished.cancelled().await;
+            }
+        };
         let changes = stream::unfold((moves, true), async |(mut moves, first)| {
             if !first {
                 moves.changed().await.ok()?;
@@ -388,7 +396,7 @@ impl Shared {
             let until = *moves.borrow_and_update();
             Some((until, (moves, false)))
         });
-        changes.take_until(ended)
+        changes.take_until(Box::pin(ended))
     }
 
     pub(crate) fn phase(&self) -> Phase {
