@@ -136,7 +136,7 @@ impl ProcessTree {
     /// Reads the process table, which takes milliseconds. Who leaves its parents *and* hides later is still
     /// known as a member if it was seen by a look of this value before.
     pub fn members(&mut self) -> Vec<Member> {
-        self.census.scan().members
+        self.census.scan(None).map_or_else(Vec::new, |look| look.members)
     }
 
     /// Starts to end the tree, step by step on the caller's own schedule.

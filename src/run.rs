@@ -213,6 +213,9 @@ impl RunContext {
 
     /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
     ///
+    /// A run that was told to stop is renewed until its work has ended, and this goes on meanwhile: the work may not
+    /// begin anything new, but has its grace. It ends at once with a loss.
+    ///
     /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
     pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static {
         Box::pin(self.shared.clone().trust_changes())

@@ -15,7 +15,7 @@ use rustix::{
 
 use super::{
     Identity, Look, Member,
-    table::{Entry, list, table},
+    table::{Entry, children, list, table},
 };
 use crate::clock::BootInstant;
 
@@ -62,12 +62,30 @@ impl Census {
         self.all_below = Some(own_pid());
     }
 
-    /// Looks at the whole table.
-    pub(super) fn scan(&mut self) -> Look {
-        let (table, is_complete) = table(&self.marker);
+    /// Looks at the whole table; `None` when the deadline comes first.
+    pub(super) fn scan(&mut self, deadline: Option<Instant>) -> Option<Look> {
+        let (table, is_complete) = table(&self.marker, deadline)?;
         let inside = self.members_of(&table);
         let alive = table.iter().zip(inside).filter(|(entry, is_inside)| *is_inside && entry.is_alive());
-        Look { members: alive.map(|(entry, _)| entry.member()).collect(), is_complete }
+        Some(Look { members: alive.map(|(entry, _)| entry.member()).collect(), is_complete })
+    }
+
+    /// Those of an earlier look who are alive, and those whom the kernel lists as descendants: no proof that there
+    /// are no others, but far cheaper than a look.
+    pub(super) fn at_hand(&self, known: &[Member]) -> Vec<Member> {
+        let mut entries: HashMap<_, _> = known
+            .iter()
+            .filter_map(|member| Entry::read(member.id.pid).filter(|entry| entry.id == member.id))
+            .map(|entry| (entry.id, entry))
+            .collect();
+        let mut parents: Vec<_> = self.all_below.into_iter().collect();
+        while let Some(parent) = parents.pop() {
+            for entry in children(parent).into_iter().filter_map(Entry::read) {
+                parents.push(entry.id.pid);
+                entries.insert(entry.id, entry);
+            }
+        }
+        entries.values().filter(|entry| entry.is_alive()).map(Entry::member).collect()
     }
 
     /// Sends a signal to all members: to a whole group at once where it is the tree's own, so that no fork in it

@@ -35,6 +35,8 @@ const INCOMPLETE_LOOKS_FOR_PROOF: u32 = 20;
 pub struct Ending {
     census: Census,
     phase: Phase,
+    /// Whom the last look found.
+    last: Vec<Member>,
     /// All that were ever found.
     seen: HashMap<Identity, Seen>,
     /// How many looks in a row found nobody: complete ones, and all.
@@ -79,22 +81,29 @@ impl Ending {
     pub(super) fn new(census: Census, grace: Duration) -> Self {
         let now = Instant::now();
         let phase = match now.checked_add(grace) {
-            _ if grace.is_zero() => Phase::Killing { since: now },
             Some(until) => Phase::Grace { until, asked: None },
             // Later than the clock can say is never: a century will do.
             None => Phase::Grace { until: now + Duration::from_secs(3_155_760_000), asked: None },
         };
-        Self { census, phase, seen: HashMap::new(), empty_looks: (0, 0), pause: SHORTEST_PAUSE }
+        Self {
+            census,
+            phase,
+            last: Vec::new(),
+            seen: HashMap::new(),
+            empty_looks: (0, 0),
+            pause: SHORTEST_PAUSE,
+        }
     }
 
-    /// Leaves no more than this of the grace, counted from now; zero kills with the next step.
+    /// Leaves no more than this of the grace, counted from now; zero kills those that are known at once, and the
+    /// others with the next step.
     ///
     /// The grace is never made longer.
     pub fn shorten(&mut self, grace: Duration) {
         let now = Instant::now();
         if let Phase::Grace { until, .. } = &mut self.phase {
             if grace.is_zero() {
-                self.phase = Phase::Killing { since: now };
+                self.begin_killing();
             } else if let Some(sooner) = now.checked_add(grace) {
                 *until = sooner.min(*until);
             }
@@ -107,16 +116,15 @@ impl Ending {
             return Progress::Done;
         }
         let began = Instant::now();
-        let Look { members, is_complete } = self.look();
+        let Some(Look { members, is_complete }) = self.look() else {
+            // The grace is over, and there is no time to lose with a look.
+            self.begin_killing();
+            return Progress::Wait(Duration::ZERO);
+        };
         if members.is_empty() {
             return self.note_empty_look(is_complete);
         }
         self.empty_looks = (0, 0);
-        let now = Instant::now();
-        if matches!(self.phase, Phase::Grace { until, .. } if until <= now) {
-            self.phase = Phase::Killing { since: now };
-            self.pause = SHORTEST_PAUSE;
-        }
         match self.phase {
             Phase::Grace { .. } => self.ask(&members),
             Phase::Killing { since } => self.kill(&members, since),
@@ -147,13 +155,41 @@ impl Ending {
         TreeEnd { processes }
     }
 
-    /// One look, kept in mind.
-    fn look(&mut self) -> Look {
-        let look = self.census.scan();
+    /// A look may take long where many others work, and this must not: whoever is at hand is killed before it.
+    fn begin_killing(&mut self) {
+        self.phase = Phase::Killing { since: Instant::now() };
+        self.pause = SHORTEST_PAUSE;
+        let at_hand = self.census.at_hand(&std::mem::take(&mut self.last));
+        self.note(&at_hand);
+        self.kill_all(&at_hand);
+    }
+
+    fn kill_all(&mut self, members: &[Member]) {
+        self.census.signal_all(members, Signal::KILL);
+        for member in members {
+            if let Some(seen) = self.seen.get_mut(&member.id) {
+                seen.was_killed = true;
+            }
+        }
+    }
+
+    /// One look, kept in mind; `None` when the grace has ended before it did.
+    fn look(&mut self) -> Option<Look> {
+        let deadline = match self.phase {
+            Phase::Grace { until, .. } => Some(until),
+            Phase::Killing { .. } | Phase::Done => None,
+        };
+        let look = self.census.scan(deadline)?;
         for seen in self.seen.values_mut() {
             seen.is_alive = false;
         }
-        for member in &look.members {
+        self.note(&look.members);
+        self.last.clone_from(&look.members);
+        Some(look)
+    }
+
+    fn note(&mut self, members: &[Member]) {
+        for member in members {
             let seen = self.seen.entry(member.id).or_insert_with(|| Seen {
                 name: String::new(),
                 was_killed: false,
@@ -162,7 +198,6 @@ impl Ending {
             seen.is_alive = true;
             seen.name.clone_from(&member.name);
         }
-        look
     }
 
     fn note_empty_look(&mut self, is_complete: bool) -> Progress {
@@ -211,20 +246,15 @@ impl Ending {
             self.pause = SHORTEST_PAUSE;
         }
         let frozen = if has_new && has_killed_before { self.freeze() } else { Vec::new() };
-        let members = if frozen.is_empty() { members } else { &frozen };
-        self.census.signal_all(members, Signal::KILL);
-        for member in members {
-            if let Some(seen) = self.seen.get_mut(&member.id) {
-                seen.was_killed = true;
-            }
-        }
+        self.kill_all(if frozen.is_empty() { members } else { &frozen });
     }
 
     /// Stops all members, those they start meanwhile too; answers who is alive then.
     fn freeze(&mut self) -> Vec<Member> {
         let deadline = Instant::now() + FREEZE_PATIENCE;
         loop {
-            let Look { members, .. } = self.look();
+            // Nothing ends a look while members are being killed.
+            let Some(Look { members, .. }) = self.look() else { return Vec::new() };
             let moving: Vec<_> = members.iter().filter(|member| !member.is_stopped).cloned().collect();
             if moving.is_empty() || Instant::now() > deadline {
                 return members;
@@ -239,7 +269,9 @@ impl Ending {
         self.pause = (pause * 2).min(LONGEST_PAUSE);
         match self.phase {
             // On a machine with very many processes a look is dear: spend no more than a fifth of the time on it.
-            Phase::Grace { .. } => Progress::Wait(pause.max(step_took * 4)),
+            Phase::Grace { until, .. } => {
+                Progress::Wait(pause.max(step_took * 4).min(until.saturating_duration_since(Instant::now())))
+            }
             Phase::Killing { .. } | Phase::Done => Progress::Wait(pause),
         }
     }

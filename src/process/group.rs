@@ -1,6 +1,6 @@
 //! Who belongs to a tree where there is no process table to read: the root's process group.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
@@ -27,17 +27,26 @@ impl Census {
         self.group = pid.try_into().ok().and_then(Pid::from_raw);
     }
 
-    pub(super) fn scan(&mut self) -> Look {
+    /// `None` when the deadline has passed.
+    pub(super) fn scan(&mut self, deadline: Option<Instant>) -> Option<Look> {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return None;
+        }
         // A group of nothing but zombies is refused on some systems and missing on others.
         let Some(group) = self.group.filter(|group| test_kill_process_group(*group).is_ok()) else {
             // Once empty, its id may be given away.
             self.group = None;
-            return Look { members: Vec::new(), is_complete: true };
+            return Some(Look { members: Vec::new(), is_complete: true });
         };
         let pid = group.as_raw_pid();
         let id = Identity { pid, start: 0 };
         let member = Member { id, group: pid, name: String::new(), is_stopped: false };
-        Look { members: vec![member], is_complete: true }
+        Some(Look { members: vec![member], is_complete: true })
+    }
+
+    pub(super) fn at_hand(&self, known: &[Member]) -> Vec<Member> {
+        let is_there = |group| test_kill_process_group(group).is_ok();
+        known.iter().filter(|member| Pid::from_raw(member.group).is_some_and(is_there)).cloned().collect()
     }
 
     /// A group is signalled all at once: nobody slips through.

@@ -1,6 +1,10 @@
 //! The process table in /proc, read so that nobody who starts meanwhile is missed.
 
-use std::{collections::HashSet, fs, thread, time::Duration};
+use std::{
+    collections::HashSet,
+    fs, thread,
+    time::{Duration, Instant},
+};
 
 use super::{Identity, Member};
 
@@ -111,26 +115,42 @@ impl Entry {
     }
 }
 
-/// The process table, and whether it is complete.
+/// The process table, and whether it is complete. `None` when the deadline has passed meanwhile: a machine at full
+/// load takes long to read it.
 ///
 /// The list is read first, then each process in it. One that forks and exits in between is missed, and so is its
 /// child: so the list is read until it has nobody new.
-pub(super) fn table(marker: &[u8]) -> (Vec<Entry>, bool) {
+pub(super) fn table(marker: &[u8], deadline: Option<Instant>) -> Option<(Vec<Entry>, bool)> {
     let mut table = Vec::new();
     let mut listed = HashSet::new();
     for _ in 0..MOST_LISTINGS {
         let new: Vec<_> = list().into_iter().filter(|pid| listed.insert(*pid)).collect();
         if new.is_empty() {
-            return (table, true);
+            return Some((table, true));
         }
-        table.extend(new.into_iter().filter_map(|pid| Entry::read_marked(pid, marker)));
+        for pid in new {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return None;
+            }
+            table.extend(Entry::read_marked(pid, marker));
+        }
     }
-    (table, false)
+    Some((table, false))
 }
 
 pub(super) fn list() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The children of a process; of a kernel that does not tell, none.
+pub(super) fn children(pid: i32) -> Vec<i32> {
+    // A child belongs to the thread that started it.
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let listed = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    listed
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }
 
 #[cfg(test)]
@@ -153,5 +173,15 @@ mod tests {
         assert_eq!(own.shows(b"CARGO_MANIFEST_DIR="), Some(true));
         assert_eq!(own.shows(b"ARGO_MANIFEST_DIR="), Some(false));
         assert_eq!(own.shows(b"CARGO_MANIFEST_DIR_NOT="), Some(false));
+    }
+
+    #[test]
+    fn children_are_those_of_every_thread() {
+        let own = std::process::id().try_into().unwrap();
+        let start = || std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let mut child = thread::spawn(start).join().unwrap();
+        assert!(children(own).contains(&child.id().try_into().unwrap()));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

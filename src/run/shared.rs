@@ -33,10 +33,8 @@ pub(crate) struct Shared {
     trust: Trust,
     /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
     expires_at_micros: AtomicI64,
-    /// Nanoseconds of the boot clock: where a renewal has moved the end of trust last, even after a stop.
-    renewed_until: AtomicU64,
-    /// The end of trust for those who wait for it to move.
-    moved: watch::Sender<BootInstant>,
+    /// The end of trust for those who wait for it to move; goes on after a stop, while the work has its grace.
+    renewed_until: watch::Sender<BootInstant>,
     phase: Mutex<Phase>,
     /// Child of the supervisor's root token.
     pub(crate) token: CancellationToken,
@@ -74,8 +72,7 @@ impl Shared {
             clock,
             trust: Trust::until(trusted_until),
             expires_at_micros: AtomicI64::new(expires_at_micros),
-            renewed_until: AtomicU64::new(trusted_until.as_nanos()),
-            moved: watch::Sender::new(trusted_until),
+            renewed_until: watch::Sender::new(trusted_until),
             phase: Mutex::new(phase),
             token,
             reason: OnceLock::new(),
@@ -110,17 +107,26 @@ impl Shared {
     /// Moves the end of trust after a confirmed renewal; `false` when it has been seen to be over already.
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
-        self.renewed_until.store(trusted_until.as_nanos(), Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
-        if extended {
-            self.moved.send_replace(trusted_until);
+        let is_stopping = self.reason.get().is_some_and(|reason| !reason.is_loss());
+        if extended || is_stopping {
+            self.renewed_until.send_replace(trusted_until);
         }
         extended
     }
 
+    /// Where a renewal has moved the end of trust last, even after a stop: until then nobody else gets in.
+    pub(crate) fn renewed_until(&self) -> BootInstant {
+        *self.renewed_until.borrow()
+    }
+
     pub(super) fn trust_changes(self: Arc<Self>) -> impl Stream<Item = BootInstant> + Send + 'static {
-        let moves = self.moved.subscribe();
-        let ended = self.token.clone().cancelled_owned();
+        let moves = self.renewed_until.subscribe();
+        let ended = async move {
+            if !self.clone().cancelled().await.is_loss() {
+                self.told.cancelled().await;
+            }
+        };
         let changes = stream::unfold((moves, true), async |(mut moves, first)| {
             if !first {
                 moves.changed().await.ok()?;
@@ -128,7 +134,7 @@ impl Shared {
             let until = *moves.borrow_and_update();
             Some((until, (moves, false)))
         });
-        changes.take_until(ended)
+        changes.take_until(Box::pin(ended))
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -156,11 +162,6 @@ impl Shared {
         let _ = self.released.set(released);
         self.told.cancel();
         self.released_or_given_up.cancel();
-    }
-
-    /// Where a renewal has moved the end of trust last, even after a stop: until then nobody else gets in.
-    pub(crate) fn renewed_until(&self) -> BootInstant {
-        BootInstant::from_nanos(self.renewed_until.load(Ordering::Relaxed))
     }
 
     pub(super) async fn cancelled(self: Arc<Self>) -> EndReason {

@@ -33,7 +33,8 @@ use super::{background, process_table};
 
 /// The name of the test that is a worker's entry.
 const ENTRY: &str = "worker_entry";
-const ROLE: &str = "TENURE_TEST_ROLE";
+/// Names the role, in the environment of whoever starts a worker by other means.
+pub const ROLE: &str = "TENURE_TEST_ROLE";
 /// Marks a worker's line; libtest writes lines of its own, and words before ours.
 const MARK: &str = "\u{1}worker ";
 /// How long a worker may take to say what is expected, on a machine at full load.

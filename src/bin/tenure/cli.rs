@@ -143,6 +143,18 @@ fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| "it is too long".to_owned())
 }
 
+/// Text with the password of every URL in it masked.
+pub(crate) fn without_passwords(text: &str) -> String {
+    let Some((before, after)) = text.split_once("://") else { return text.to_owned() };
+    let is_end = |char: char| char.is_whitespace() || matches!(char, '\'' | '"' | '`');
+    let (url, rest) = after.split_at(after.find(is_end).unwrap_or(after.len()));
+    let masked = match url.rsplit_once('@').and_then(|(user, host)| Some((user.split_once(':')?.0, host))) {
+        Some((user, host)) => format!("{user}:***@{host}"),
+        None => url.to_owned(),
+    };
+    format!("{before}://{masked}{}", without_passwords(rest))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -164,6 +176,18 @@ mod tests {
         assert!(duration("30").unwrap_err().contains("30s"));
         for bad in ["", "s", "-1s", "1 s", "1.2.3s", "1d", "9e9h", "99999999999999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn passwords_are_masked_and_nothing_else() {
+        for (text, shown) in [
+            ("no url", "no url"),
+            ("'postgres://u:p@h/d' found", "'postgres://u:***@h/d' found"),
+            ("a://u:p@q@h b://v:w@h", "a://u:***@h b://v:***@h"),
+            ("postgres://u@h:5432/d sqlite:///a:b", "postgres://u@h:5432/d sqlite:///a:b"),
+        ] {
+            assert_eq!(without_passwords(text), shown);
         }
     }
 }

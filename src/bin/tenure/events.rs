@@ -4,27 +4,17 @@ use std::{
     fs::OpenOptions,
     io::{self, Write},
     path::Path,
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
-    thread::{self, JoinHandle},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use serde_json::{Value, json};
 use tenure::{EndReason, Holder, Run, SessionKey, SessionStatus};
 
-use crate::show;
+use crate::{inherited, lines::Lines, show};
 
-/// Lines that may wait for a slow reader; what comes beyond is dropped. Nothing that keeps the lease ever waits
-/// for whoever reads events.
-const WAITING: usize = 1_024;
-
-/// How long the last lines may take to be read at the end.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// Writes events from a thread of its own.
+/// Nothing that keeps the lease ever waits for whoever reads events.
 pub(crate) struct Events {
-    lines: Option<SyncSender<String>>,
-    writer: JoinHandle<()>,
+    lines: Lines,
     json: bool,
     quiet: bool,
     key: SessionKey,
@@ -63,16 +53,11 @@ impl Events {
         let output: Box<dyn Write + Send> = match to {
             None => Box::new(io::stderr()),
             Some(path) => match path.to_str().and_then(|text| text.parse::<u32>().ok()) {
-                Some(descriptor) => {
-                    let path = format!("/proc/self/fd/{descriptor}");
-                    Box::new(OpenOptions::new().append(true).open(path)?)
-                }
+                Some(descriptor) => Box::new(inherited::duplicate(descriptor)?),
                 None => Box::new(OpenOptions::new().append(true).create(true).open(path)?),
             },
         };
-        let (lines, queue) = sync_channel(WAITING);
-        let writer = thread::Builder::new().name("events".to_owned()).spawn(move || write(queue, output))?;
-        Ok(Self { lines: Some(lines), writer, json, quiet, key })
+        Ok(Self { lines: Lines::to(output)?, json, quiet, key })
     }
 
     pub(crate) fn tell(&self, event: &Event<'_>) {
@@ -84,17 +69,12 @@ impl Events {
             (false, true) => return,
             (false, false) => format!("tenure: {}", self.sentence(event)),
         };
-        // Full: a reader that is too slow misses events.
-        let _ = self.lines.as_ref().map(|lines| lines.try_send(line + "\n"));
+        self.lines.send((line + "\n").into_bytes());
     }
 
     /// Waits a little for what is still to be written.
-    pub(crate) fn close(mut self) {
-        self.lines = None;
-        let until = Instant::now() + LAST_WORDS;
-        while !self.writer.is_finished() && Instant::now() < until {
-            thread::sleep(Duration::from_millis(1));
-        }
+    pub(crate) fn close(self) {
+        self.lines.finish();
     }
 
     fn json_of(&self, event: &Event<'_>) -> Option<Value> {
@@ -171,14 +151,5 @@ pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
         EndReason::Expired => "expired",
         EndReason::Unconfirmed => "unconfirmed",
         _ => "ended",
-    }
-}
-
-/// A line is one write, so that lines of several processes in one file do not mix.
-fn write(queue: Receiver<String>, mut output: Box<dyn Write + Send>) {
-    for line in queue {
-        if output.write_all(line.as_bytes()).and_then(|()| output.flush()).is_err() {
-            return;
-        }
     }
 }

@@ -131,8 +131,9 @@ impl Guarded {
 
     fn order(&self, order: Order) -> io::Result<()> {
         let line = format!("{order}\n");
-        // The buffer holds thousands of lines, so it takes a line whole or the guardian does not read any more.
-        match self.orders.try_write(line.as_bytes())? {
+        // Past the runtime, which knows of a new socket only after a while that it can be written, and refuses until
+        // then. The buffer holds thousands of lines, so it takes a line whole or the guardian does not read any more.
+        match rustix::io::write(self.orders.as_ref(), line.as_bytes())? {
             written if written == line.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }

@@ -198,10 +198,9 @@ impl Guardian {
         self.timer.arm(Some(next).filter(|next| *next > now));
     }
 
-    /// Begins to end the tree, or hurries.
+    /// Begins to end the tree, or hurries. However long the grace is: renewals go on meanwhile, and when they do not,
+    /// the end of trust shortens it.
     fn end(&mut self, grace: Duration) {
-        let left = self.trust.kill_at.saturating_since(SystemClock.now());
-        let grace = grace.min(left);
         match &mut self.ending {
             Some(ending) => ending.shorten(grace),
             None if matches!(self.gate, Gate::Shut(_)) => {

@@ -1,12 +1,14 @@
-//! What a process takes over from its parent beyond arguments and environment: a socket and signal dispositions.
+//! What a process takes over from its parent beyond arguments and environment: descriptors and signal
+//! dispositions.
 //! The only unsafe code of the command.
 
 #![allow(unsafe_code)]
 
 use std::{
+    fs::File,
     io,
     os::{
-        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
     },
     path::Path,
@@ -14,7 +16,10 @@ use std::{
 };
 
 use nix::sys::signal::{SigHandler, Signal, signal};
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::{
+    fs::{OFlags, fcntl_getfl},
+    io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd},
+};
 
 /// Lets a command's process, and no other, have a socket; answers the number to tell it.
 ///
@@ -41,6 +46,25 @@ pub(crate) fn take(number: &str) -> io::Result<UnixStream> {
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
     Ok(socket.into())
+}
+
+/// Another handle of an open file of this number, whatever it is: a pipe, a terminal, a socket.
+///
+/// Only of one that the parent left open for writing. What this process opens itself is closed on exec, so the
+/// flag tells them apart.
+pub(crate) fn duplicate(number: u32) -> io::Result<File> {
+    let fd = i32::try_from(number).map_err(io::Error::other)?;
+    if !Path::new("/proc/self/fd").join(number.to_string()).exists() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    // SAFETY: it is open, and nothing closes it while it is borrowed: nothing else in this process owns it unless
+    // it is closed on exec, and then it was opened before, for longer than this call.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mode = fcntl_getfl(borrowed)? & OFlags::ACCMODE;
+    if fcntl_getfd(borrowed)?.contains(FdFlags::CLOEXEC) || mode == OFlags::RDONLY {
+        return Err(io::Error::other("no such descriptor was left open for writing"));
+    }
+    Ok(fcntl_dupfd_cloexec(borrowed, 3)?.into())
 }
 
 /// Makes exit statuses of children available: a parent that ignores SIGCHLD has its children inherit that, and

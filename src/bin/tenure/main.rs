@@ -17,6 +17,7 @@ mod guardian;
 mod inherited;
 #[cfg(target_os = "linux")]
 mod launch;
+mod lines;
 mod list;
 mod migrate;
 #[cfg(unix)]
@@ -32,7 +33,10 @@ mod terminal;
 #[cfg(target_os = "linux")]
 mod wire;
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, IsTerminal as _},
+    process::ExitCode,
+};
 
 use clap::Parser as _;
 use tracing::level_filters::LevelFilter;
@@ -40,6 +44,7 @@ use tracing::level_filters::LevelFilter;
 use crate::{
     cli::{Cli, Command, Global},
     exit::{Failure, UNAVAILABLE, USAGE},
+    lines::Lines,
 };
 
 fn main() -> ExitCode {
@@ -50,13 +55,15 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Nobody may read it any more.
-            let _ = error.print();
+            answer(&error);
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
-    log_to_stderr(&cli.global);
-    let result = runtime().and_then(|runtime| runtime.block_on(execute(&cli)));
+    let result = log_to_stderr(&cli.global).and_then(|log| {
+        let result = runtime()?.block_on(execute(&cli));
+        log.finish();
+        result
+    });
     ExitCode::from(result.unwrap_or_else(|failure| {
         eprintln!("tenure: {}", failure.message);
         failure.code
@@ -94,12 +101,28 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     built.map_err(|error| Failure::new(UNAVAILABLE, error))
 }
 
-fn log_to_stderr(global: &Global) {
+/// Says what is wrong with the command line, which may hold a URL in the wrong place; or gives the help asked for.
+fn answer(error: &clap::Error) {
+    let text = error.render().to_string();
+    let shown = cli::without_passwords(&text);
+    if error.use_stderr() && shown != text {
+        eprint!("{shown}");
+    } else {
+        // Nobody may read it any more.
+        let _ = error.print();
+    }
+}
+
+/// Whoever does not read the log does not stop what is logged.
+fn log_to_stderr(global: &Global) -> Result<Lines, Failure> {
     let level = match global.verbose {
         0 => LevelFilter::OFF,
         1 => LevelFilter::INFO,
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).init();
+    let lines = Lines::to(Box::new(io::stderr())).map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    let colours = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_max_level(level).with_ansi(colours).with_writer(lines.clone()).init();
+    Ok(lines)
 }

@@ -67,8 +67,20 @@ pub(crate) struct PhaseSocket {
 impl PhaseSocket {
     /// Needs a tokio runtime.
     pub(crate) fn open(run: &tenure::Run) -> io::Result<Self> {
-        let parent = env::var_os("XDG_RUNTIME_DIR").map_or_else(env::temp_dir, PathBuf::from);
-        let directory = parent.join(format!("tenure-{}", run.run_id().as_uuid().simple()));
+        let name = format!("tenure-{}", run.run_id().as_uuid().simple());
+        // The first may be another user's after `su`, be missing in a job of a scheduler, or be too long a path.
+        let parents = [env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), Some(env::temp_dir())];
+        let mut tried = Err(io::ErrorKind::NotFound.into());
+        for parent in parents.into_iter().flatten() {
+            tried = Self::open_in(parent.join(&name));
+            if tried.is_ok() {
+                break;
+            }
+        }
+        tried
+    }
+
+    fn open_in(directory: PathBuf) -> io::Result<Self> {
         fs::DirBuilder::new().mode(0o700).create(&directory)?;
         let listener = UnixListener::bind(directory.join("socket"));
         match listener {

@@ -127,6 +127,7 @@ impl Session<'_> {
         drop(terminal);
         // The tree is gone: the work has ended, and only now the session is given back (invariant I6).
         let ended = run.release().await;
+        let signaled = signaled.filter(|number| is_by_signal(&ended.reason, *number));
         let code = exit_code(&ended.reason, end, signaled);
         if !ended.released && ended.reason == EndReason::Completed {
             events.tell(&Event::Note("warning: the release is not confirmed; the lease expires by itself"));
@@ -297,7 +298,8 @@ impl Program<'_> {
                     EndReason::Stopped { by, .. } => by.as_deref(),
                     _ => None,
                 };
-                let word = if self.signaled.is_some() { "signal" } else { reason_word(reason) };
+                let is_signal = self.signaled.is_some_and(|number| is_by_signal(reason, number));
+                let word = if is_signal { "signal" } else { reason_word(reason) };
                 self.events.tell(&Event::Stopping { reason: word, by });
             }
             RunEvent::Stuck { .. } => {
@@ -324,6 +326,11 @@ fn environment(run: &Run, socket: &PhaseSocket) -> Vec<(OsString, Option<OsStrin
         // It may hold a password, and is no business of CMD's.
         ("TENURE_DATABASE_URL".into(), None),
     ]
+}
+
+/// Whether a run ended because this command was told to: a stop from elsewhere, or a loss, may have come first.
+fn is_by_signal(reason: &EndReason, number: i32) -> bool {
+    matches!(reason, EndReason::Stopped { by: None, why: Some(why) } if *why == signals::name(number))
 }
 
 fn exit_code(reason: &EndReason, end: ProgramEnd, signaled: Option<i32>) -> u8 {

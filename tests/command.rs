@@ -1,0 +1,42 @@
+//! The command `tenure`, as scripts and people meet it: exit codes, events, answers, and what becomes of CMD.
+//!
+//! The guardian and the terminal have tests of their own in `guardian.rs`.
+
+#![cfg(all(target_os = "linux", any(feature = "postgres", feature = "sqlite")))]
+
+mod support;
+
+// Not part of `support`: a macro that a test binary does not use is a warning.
+#[macro_use]
+#[path = "support/every_backend.rs"]
+mod every_backend;
+
+#[path = "command/busy.rs"]
+mod busy;
+#[cfg(feature = "sqlite")]
+#[path = "command/database.rs"]
+mod database;
+#[path = "command/ending.rs"]
+mod ending;
+#[path = "command/events.rs"]
+mod events;
+#[path = "command/exit_codes.rs"]
+mod exit_codes;
+#[path = "command/looking.rs"]
+mod looking;
+#[cfg(feature = "postgres")]
+#[path = "command/outages.rs"]
+mod outages;
+#[cfg(feature = "sqlite")]
+#[path = "command/passing.rs"]
+mod passing;
+#[path = "command/phase.rs"]
+mod phase;
+#[path = "command/refused.rs"]
+mod refused;
+#[path = "command/scene.rs"]
+#[allow(dead_code, unreachable_pub, reason = "a private module of two test binaries, written like a library")]
+mod scene;
+#[cfg(feature = "postgres")]
+#[path = "command/secrets.rs"]
+mod secrets;

@@ -1,0 +1,267 @@
+//! The session is given to another when nothing of the tree is alive any more, and not before; and nothing is
+//! started that should not be.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::Signal;
+use tenure::{AcquireError, SessionState, Supervisor};
+
+use crate::{
+    scene::{AT_LAST, NASTY, Running, Scene},
+    support::{backend::Reachable, client::key, process_table},
+};
+
+on_every_backend! {
+    after_a_stop_nothing_is_alive_when_another_can_acquire
+    after_a_signal_nothing_is_alive_when_another_can_acquire
+    after_cmds_own_end_nothing_is_alive_when_another_can_acquire
+    after_sigkill_of_the_command_nothing_is_alive_when_another_can_acquire
+    while_the_command_is_frozen_nothing_is_alive_when_another_can_acquire
+    after_sigkill_of_the_guardian_nothing_is_alive_when_another_can_acquire
+    a_signal_at_any_moment_leaves_nothing_behind
+}
+
+/// Somebody who wants the session, all the time; and an eye on the processes that must be gone by then.
+pub(crate) struct Contender {
+    thread: thread::JoinHandle<SystemTime>,
+    over: Arc<AtomicBool>,
+    watch: thread::JoinHandle<SystemTime>,
+}
+
+impl Contender {
+    pub(crate) fn start(url: &str, pids: Vec<i32>) -> Self {
+        assert!(!pids.is_empty());
+        let over = Arc::new(AtomicBool::new(false));
+        let last_alive = Arc::new(Mutex::new(SystemTime::UNIX_EPOCH));
+        let watch = {
+            let (over, pids) = (over.clone(), pids.clone());
+            thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    // The clock first: who is alive now was so a moment ago.
+                    let now = SystemTime::now();
+                    if pids.iter().any(|pid| process_table::is_alive(*pid)) {
+                        *last_alive.lock().unwrap() = now;
+                    }
+                    thread::sleep(Duration::from_micros(200));
+                }
+                *last_alive.lock().unwrap()
+            })
+        };
+        let url = url.to_owned();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(acquired_at_last(&url, &pids))
+        });
+        Self { thread, over, watch }
+    }
+
+    /// Waits until it has the session: everything was gone before.
+    #[track_caller]
+    pub(crate) fn assert_nothing_was_alive(self) {
+        let acquired_at = self.thread.join();
+        self.over.store(true, Ordering::Relaxed);
+        let last_alive = self.watch.join().unwrap();
+        // SQLite's clock counts in milliseconds.
+        let acquired_at = acquired_at.unwrap() + Duration::from_millis(1);
+        assert!(last_alive < acquired_at, "alive at {last_alive:?}, acquired at {acquired_at:?}");
+    }
+}
+
+/// By the database's clock, which is that of this machine.
+async fn acquired_at_last(url: &str, pids: &[i32]) -> SystemTime {
+    let supervisor = Supervisor::builder(url).holder("contender").start().await.unwrap();
+    let until = std::time::Instant::now() + AT_LAST;
+    loop {
+        match supervisor.acquire(&key("chat")).await {
+            Ok(run) => {
+                let alive: Vec<_> = pids.iter().filter(|pid| process_table::is_alive(**pid)).collect();
+                assert!(alive.is_empty(), "{alive:?} are alive while another holds the session");
+                let at = run.acquired_at();
+                run.release().await;
+                supervisor.shutdown().await;
+                return at;
+            }
+            Err(AcquireError::Busy(_) | AcquireError::Unavailable(_)) => {
+                assert!(std::time::Instant::now() < until, "the session does not get free");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A run of what tries to stay, whose tree stands.
+pub(crate) fn nasty(scene: &Scene, url: &str, options: &[&str]) -> Running {
+    let run = scene.run(url, "chat", options, NASTY);
+    scene.wait_for("ready");
+    run
+}
+
+const OPTIONS: [&str; 4] = ["--ttl", "3s", "--stop-grace", "300ms"];
+
+async fn after_a_stop_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let mut run = nasty(&scene, &url, &OPTIONS);
+    let contender = Contender::start(&url, scene.pids());
+    backend.request_stop(&key("chat"), "alice", "enough").await;
+    contender.assert_nothing_was_alive();
+    assert_eq!(run.exit(), 77);
+}
+
+async fn after_a_signal_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let mut run = nasty(&scene, &url, &OPTIONS);
+    let contender = Contender::start(&url, scene.pids());
+    run.signal(Signal::TERM);
+    contender.assert_nothing_was_alive();
+    assert_eq!(run.exit(), 143);
+}
+
+async fn after_cmds_own_end_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let leaving = NASTY.replace("while :; do sleep 6000; done", "read line < $dir/fifo; exit 5");
+    let script = format!("mkfifo $dir/fifo; {leaving}");
+    let mut run = scene.run(&url, "chat", &OPTIONS, &script);
+    scene.wait_for("ready");
+    let contender = Contender::start(&url, scene.pids());
+    std::fs::write(scene.path("fifo"), "end\n").unwrap();
+    contender.assert_nothing_was_alive();
+    assert_eq!(run.exit(), 5);
+}
+
+async fn after_sigkill_of_the_command_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let mut run = nasty(&scene, &url, &OPTIONS);
+    let contender = Contender::start(&url, scene.pids());
+    run.signal(Signal::KILL);
+    contender.assert_nothing_was_alive();
+    assert_eq!(run.exit(), -9);
+}
+
+async fn while_the_command_is_frozen_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    // Patient with CMD, which the lease is not.
+    let mut run = nasty(&scene, &url, &["--ttl", "3s", "--stop-grace", "10m"]);
+    let contender = Contender::start(&url, scene.pids());
+    process_table::freeze(run.pid());
+    contender.assert_nothing_was_alive();
+    assert_eq!(process_table::process(run.pid()).unwrap().state, 'T');
+    run.signal(Signal::CONT);
+    let stopping = run.event("stopping");
+    assert!(
+        ["unconfirmed", "superseded", "expired"].contains(&stopping["reason"].as_str().unwrap()),
+        "{stopping}"
+    );
+    assert_eq!(run.exit(), 76);
+}
+
+async fn after_sigkill_of_the_guardian_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let mut run = nasty(&scene, &url, &OPTIONS);
+    let contender = Contender::start(&url, scene.pids());
+    process_table::signal(run.guardian(), Signal::KILL);
+    contender.assert_nothing_was_alive();
+    run.exit();
+}
+
+async fn a_signal_at_any_moment_leaves_nothing_behind(backend: impl Reachable) {
+    const ROUNDS: u64 = 60;
+    let (scene, url) = (Scene::new(), backend.url());
+    let script = "echo $$ >> $pids; echo started; while :; do sleep 6000; done";
+    let store = backend.store();
+    let mut client = crate::support::client::Client::connect(&*store).await;
+    for round in 0..ROUNDS {
+        let run = scene.run(&url, "chat", &["--stop-grace", "10m"], script);
+        // From before `main` to after CMD's start.
+        crate::support::background::sleep(Duration::from_millis(3 * round)).await;
+        run.signal(Signal::TERM);
+        let done = run.finish();
+        let events = done.events();
+        match done.code {
+            // Its handler was not there yet.
+            -15 => assert_eq!((events.len(), done.text().as_str()), (0, ""), "{done:?}"),
+            143 if events.is_empty() => {
+                assert_eq!(done.text(), "", "nothing is started before the grant: {done:?}")
+            }
+            143 => assert_eq!(events.last().unwrap()["released"], true, "{done:?}"),
+            _ => panic!("round {round}: {done:?}"),
+        }
+        scene.assert_gone();
+        let holder = client.holder(&key("chat")).await;
+        assert!(holder.is_none(), "round {round}: {holder:?} after {done:?}");
+    }
+    client.close().await;
+}
+
+#[cfg(feature = "sqlite")]
+mod before_the_grant_on_sqlite {
+    use super::*;
+    use crate::support::sqlite_backend::SqliteBackend;
+
+    #[tokio::test]
+    async fn nothing_is_started_before_the_grant_nor_after_a_signal_meanwhile() {
+        let (scene, backend) = (Scene::new(), SqliteBackend::start().await);
+        let mut other = backend.raw().await;
+        let lock = sqlx::Connection::begin_with(&mut other, "BEGIN IMMEDIATE").await.unwrap();
+        super::is_started_after_the_grant(&scene, &backend.url(), async || lock.rollback().await.unwrap())
+            .await;
+    }
+}
+
+#[cfg(feature = "postgres")]
+mod before_the_grant_on_postgres {
+    use super::*;
+    use crate::support::{postgres::Server, postgres_backend::PostgresBackend};
+
+    #[tokio::test]
+    async fn nothing_is_started_before_the_grant_nor_after_a_signal_meanwhile() {
+        let (scene, backend) = (Scene::new(), PostgresBackend::start(Server::shared(), "").await);
+        let mut other = backend.admin().await;
+        let mut lock = sqlx::Connection::begin(&mut other).await.unwrap();
+        sqlx::raw_sql("LOCK TABLE tenure.session_lease IN EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
+        super::is_started_after_the_grant(&scene, &backend.url(), async || lock.rollback().await.unwrap())
+            .await;
+    }
+}
+
+/// Two commands ask while nobody can write: one of them is told to end, and the other one is let through.
+async fn is_started_after_the_grant(scene: &Scene, url: &str, unlock: impl AsyncFnOnce()) {
+    let ttl = ["--ttl", "30s"];
+    let script = "date +%s%N > $dir/started; exit 3";
+    let mut told = scene.run(url, "told", &ttl, ": > $dir/wrongly-started");
+    let mut let_through = scene.run(url, "chat", &ttl, script);
+    // Long enough to ask, and to be refused once or twice by the lock.
+    for run in [&mut told, &mut let_through] {
+        crate::support::wait_until("it listens to signals", || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap_or_default();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+            u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 14) != 0
+        });
+    }
+    crate::support::background::sleep(Duration::from_millis(500)).await;
+    told.signal(Signal::TERM);
+    let done = told.finish();
+    assert_eq!((done.code, done.stderr.len()), (143, 0), "{done:?}");
+    assert!(!scene.has("started"));
+    assert!(!let_through.has_ended());
+    let unlocked_at = SystemTime::now();
+    unlock().await;
+    let done = let_through.finish();
+    assert_eq!(done.code, 3, "{done:?}");
+    let started = Duration::from_nanos(scene.text("started").trim().parse().unwrap());
+    let granted = crate::events::instant(&done.events()[0]["at"]);
+    assert!(SystemTime::UNIX_EPOCH + started >= granted, "{done:?}");
+    assert!(SystemTime::UNIX_EPOCH + started > unlocked_at);
+    assert!(!scene.has("wrongly-started"));
+    let supervisor = Supervisor::builder(url).start().await.unwrap();
+    let status = supervisor.inspect(&key("told")).await.unwrap();
+    assert_eq!(status.state, SessionState::Idle, "{status:?}");
+    supervisor.shutdown().await;
+}
