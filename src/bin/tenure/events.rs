@@ -45,6 +45,8 @@ pub(crate) enum Event<'a> {
     },
     /// For people only.
     Note(&'a str),
+    /// For people, even when only errors are wanted.
+    Failed(&'a str),
 }
 
 impl Events {
@@ -66,8 +68,8 @@ impl Events {
                 Some(json) => json.to_string(),
                 None => return,
             },
-            (false, true) => return,
-            (false, false) => format!("tenure: {}", self.sentence(event)),
+            (false, true) if !matches!(event, Event::Failed(_)) => return,
+            (false, _) => format!("tenure: {}", self.sentence(event)),
         };
         self.lines.send((line + "\n").into_bytes());
     }
@@ -104,7 +106,7 @@ impl Events {
                 "event": "ended", "account": account, "session": session, "at": now, "reason": reason,
                 "exit_code": exit_code, "released": released,
             }),
-            Event::Note(_) => return None,
+            Event::Note(_) | Event::Failed(_) => return None,
         })
     }
 
@@ -130,10 +132,14 @@ impl Events {
                 None => format!("stopping ({reason})"),
             },
             Event::Ended { reason, exit_code, released } => {
-                let released = if *released { "released" } else { "not released: it expires by itself" };
+                let released = match (*released, *reason) {
+                    (true, _) => "released",
+                    (false, "superseded") => "is another run's, or its row was deleted",
+                    (false, _) => "not released: it expires by itself",
+                };
                 format!("ended ({reason}, exit code {exit_code}), {key} {released}")
             }
-            Event::Note(text) => (*text).to_owned(),
+            Event::Note(text) | Event::Failed(text) => (*text).to_owned(),
         }
     }
 }

@@ -8,6 +8,9 @@ use tenure::{AcquireError, ConfigError, InvalidText, QueryError, StartError, Sto
 pub(crate) const NOT_HELD: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 pub(crate) const UNAVAILABLE: u8 = 69;
+/// The guardian was killed: how CMD ended is not known.
+#[cfg(target_os = "linux")]
+pub(crate) const FAILED: u8 = 70;
 pub(crate) const BUSY: u8 = 75;
 #[cfg(target_os = "linux")]
 pub(crate) const LOST: u8 = 76;

@@ -19,9 +19,12 @@ use tenure::{
     clock::{BootInstant, Clock as _, SystemClock},
     process::{ProcessTree, TreeEnd, become_subreaper},
 };
-use tokio::net::{
-    UnixStream,
-    unix::{OwnedReadHalf, OwnedWriteHalf},
+use tokio::{
+    net::{
+        UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    time::timeout,
 };
 
 use crate::{
@@ -29,8 +32,8 @@ use crate::{
     wire::{GUARDIAN, Order, Report, Setup, Trust, take_line},
 };
 
-/// How long past the kill instant the guardian may stay silent, before it counts as lost.
-const SILENCE: Duration = Duration::from_millis(50);
+/// How long a last look at what the guardian has said may take, before it counts as lost.
+const LAST_LOOK: Duration = Duration::from_millis(20);
 /// Timers stand still in suspend: the boot clock is read again at least this often.
 const CLOCK_STEP: Duration = Duration::from_millis(500);
 
@@ -60,6 +63,9 @@ pub(crate) struct Reports {
     socket: OwnedReadHalf,
     received: Vec<u8>,
     kill_at: Arc<AtomicU64>,
+    /// How long past the kill instant the guardian may stay silent, before it counts as lost: half of what then is
+    /// left until another run can start.
+    silence: Duration,
     guardian: std::process::Child,
     tree: ProcessTree,
     rescue: Option<Rescue>,
@@ -98,9 +104,19 @@ pub(crate) fn start(plan: &Plan) -> io::Result<(Guarded, Reports)> {
     let (socket, orders) = UnixStream::from_std(ours)?.into_split();
     let kill_at = Arc::new(AtomicU64::new(plan.setup.trust.kill_at.as_nanos()));
     let tree = ProcessTree::of(plan.setup.run).with_all_below_this_process();
+    let Trust { until, kill_at: last } = plan.setup.trust;
+    let silence = last.saturating_since(until) / 2;
     let guarded = Guarded { orders, kill_at: kill_at.clone() };
-    let reports =
-        Reports { socket, received: Vec::new(), kill_at, guardian, tree, rescue: None, is_over: false };
+    let reports = Reports {
+        socket,
+        received: Vec::new(),
+        kill_at,
+        silence,
+        guardian,
+        tree,
+        rescue: None,
+        is_over: false,
+    };
     Ok((guarded, reports))
 }
 
@@ -165,7 +181,11 @@ impl Reports {
             let is_lost = tokio::select! {
                 biased;
                 read = read_some(&self.socket, &mut self.received) => read.is_err(),
-                () = passed(&self.kill_at) => true,
+                () = passed(&self.kill_at, self.silence) => {
+                    // What it has said may be here, only not noticed: this process may have been stopped itself.
+                    let look = timeout(LAST_LOOK, read_some(&self.socket, &mut self.received)).await;
+                    !matches!(look, Ok(Ok(())))
+                }
             };
             if is_lost {
                 self.rescue = Some(Rescue::start(self.tree.clone()));
@@ -231,9 +251,9 @@ async fn read_some(socket: &OwnedReadHalf, received: &mut Vec<u8>) -> io::Result
 }
 
 /// Waits until the kill instant has passed, wherever renewals move it meanwhile.
-async fn passed(kill_at: &AtomicU64) {
+async fn passed(kill_at: &AtomicU64, silence: Duration) {
     loop {
-        let overdue_at = BootInstant::from_nanos(kill_at.load(Ordering::Relaxed)) + SILENCE;
+        let overdue_at = BootInstant::from_nanos(kill_at.load(Ordering::Relaxed)) + silence;
         let left = overdue_at.saturating_since(SystemClock.now());
         if left.is_zero() {
             return;

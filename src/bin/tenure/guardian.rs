@@ -26,7 +26,7 @@ use nix::sys::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
-    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
+    stdio::dup2_stderr,
 };
 use tenure::{
     clock::{Clock as _, SystemClock},
@@ -319,9 +319,8 @@ impl Guardian {
 
 /// Whoever reads CMD's output sees its end when CMD closes it.
 fn let_go_of_stdio() -> io::Result<()> {
-    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    dup2_stdin(&null)?;
-    dup2_stdout(&null)?;
+    inherited::let_go_of_input_and_output()?;
+    let null = OpenOptions::new().write(true).open("/dev/null")?;
     dup2_stderr(&null)?;
     Ok(())
 }

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io,
     os::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
@@ -19,6 +19,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use rustix::{
     fs::{OFlags, fcntl_getfl},
     io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd},
+    stdio::{dup2_stdin, dup2_stdout},
 };
 
 /// Lets a command's process, and no other, have a socket; answers the number to tell it.
@@ -72,5 +73,13 @@ pub(crate) fn duplicate(number: u32) -> io::Result<File> {
 pub(crate) fn keep_exit_statuses() -> io::Result<()> {
     // SAFETY: the default disposition runs no code in this process.
     unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
+    Ok(())
+}
+
+/// Closes this process's own standard input and output, which are CMD's now.
+pub(crate) fn let_go_of_input_and_output() -> io::Result<()> {
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&null)?;
+    dup2_stdout(&null)?;
     Ok(())
 }

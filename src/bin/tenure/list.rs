@@ -28,11 +28,11 @@ pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
         None => Vec::new(),
     };
     if global.json {
-        println!("{}", Value::from_iter(sessions.iter().map(show::session_json)));
+        show::print(format_args!("{}\n", Value::from_iter(sessions.iter().map(show::session_json))))?;
     } else if sessions.is_empty() {
-        println!("no sessions (in {})", database.location()?);
+        show::print(format_args!("no sessions (in {})\n", database.location()?))?;
     } else {
-        println!("{}", show::table(&sessions));
+        show::print(format_args!("{}\n", show::table(&sessions)))?;
     }
     Ok(0)
 }

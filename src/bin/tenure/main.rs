@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         result
     });
     ExitCode::from(result.unwrap_or_else(|failure| {
-        eprintln!("tenure: {}", failure.message);
+        show::complain(&failure.message);
         failure.code
     }))
 }

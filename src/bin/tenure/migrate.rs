@@ -8,13 +8,14 @@ use crate::{
     cli::{Global, Migrate},
     database::Database,
     exit::{Failure, UNAVAILABLE},
+    show,
 };
 
 pub(crate) async fn migrate(global: &Global, args: &Migrate) -> Result<u8, Failure> {
     let database = Database::of(global)?;
     let store = store::open(database.url())?;
     if args.print {
-        print!("{}", store.schema());
+        show::print(store.schema())?;
         return Ok(0);
     }
     database.make_directory()?;
@@ -27,11 +28,14 @@ pub(crate) async fn migrate(global: &Global, args: &Migrate) -> Result<u8, Failu
         )
     })??;
     if global.json {
-        println!("{}", json!({ "database": store.location(), "from": migrated.from, "to": migrated.to }));
+        show::print(format_args!(
+            "{}\n",
+            json!({ "database": store.location(), "from": migrated.from, "to": migrated.to })
+        ))?;
     } else if migrated.from == migrated.to {
-        println!("{} has schema version {} already", store.location(), migrated.to);
+        show::print(format_args!("{} has schema version {} already\n", store.location(), migrated.to))?;
     } else {
-        println!("{} has schema version {} now", store.location(), migrated.to);
+        show::print(format_args!("{} has schema version {} now\n", store.location(), migrated.to))?;
     }
     Ok(0)
 }
@@ -48,9 +52,9 @@ pub(crate) async fn sweep(global: &Global) -> Result<u8, Failure> {
         None => 0,
     };
     if global.json {
-        println!("{}", json!({ "removed": removed }));
+        show::print(format_args!("{}\n", json!({ "removed": removed })))?;
     } else {
-        println!("removed {removed} long-expired rows (in {})", database.location()?);
+        show::print(format_args!("removed {removed} long-expired rows (in {})\n", database.location()?))?;
     }
     Ok(0)
 }

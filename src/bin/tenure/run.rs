@@ -4,7 +4,12 @@
 //! the guardian, which ends CMD's tree by itself when they stop coming. The release comes last: when the guardian
 //! has said that nothing of the tree is alive.
 
-use std::{ffi::OsString, path::PathBuf, pin::pin, time::Duration};
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use futures::{Stream, StreamExt as _};
 use tenure::{AcquireError, EndReason, Run, RunEvent, Supervisor, clock::BootInstant};
@@ -14,9 +19,11 @@ use crate::{
     cli::{self, Global},
     database::Database,
     events::{Event, Events, reason_word},
-    exit::{CANNOT_EXECUTE, Failure, LOST, NOT_FOUND, STOPPED, TIMED_OUT, UNAVAILABLE, USAGE},
+    exit::{CANNOT_EXECUTE, FAILED, Failure, LOST, NOT_FOUND, STOPPED, TIMED_OUT, UNAVAILABLE, USAGE},
     guarded::{self, Guarded, Plan, Reports},
+    inherited,
     phase::{self, PhaseSocket},
+    show,
     signals::{self, Received, Signals},
     terminal::Terminal,
     wire::{Group, Report, Setup, Trust},
@@ -24,6 +31,7 @@ use crate::{
 
 pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure> {
     let key = args.session.key()?;
+    check_proc()?;
     let label = args.holder.clone().unwrap_or_else(user_at_host);
     let events = Events::open(args.events.as_deref(), global.json, global.quiet, key.clone())
         .map_err(|error| Failure::new(USAGE, format!("events cannot be written there: {error}")))?;
@@ -54,7 +62,7 @@ pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure>
         Err(AcquireError::Busy(busy)) => {
             events.tell(&Event::Busy { holder: busy.holder() });
             if global.quiet && !global.json {
-                eprintln!("tenure: {key} is busy: {}", crate::show::held_by(busy.holder()));
+                show::complain(format_args!("{key} is busy: {}", show::held_by(busy.holder())));
             }
             Ok(args.busy_code)
         }
@@ -63,6 +71,16 @@ pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure>
     supervisor.shutdown().await;
     events.close();
     code
+}
+
+/// Processes are found by `/proc`. One of another pid namespace would show strangers under our own numbers.
+fn check_proc() -> Result<(), Failure> {
+    let own = std::fs::read_link("/proc/self").ok();
+    if own.is_some_and(|own| own.to_str() == Some(&std::process::id().to_string())) {
+        return Ok(());
+    }
+    let message = "/proc is missing, or of another pid namespace: mount it anew (`unshare --mount-proc`)";
+    Err(Failure::new(UNAVAILABLE, message))
 }
 
 /// A session that is held.
@@ -108,6 +126,10 @@ impl Session<'_> {
         };
         let (guarded, reports) = guarded::start(&plan)
             .map_err(|error| Failure::new(UNAVAILABLE, format!("the guardian cannot be started: {error}")))?;
+        // Whoever reads CMD's output sees its end when CMD closes it.
+        if let Err(error) = inherited::let_go_of_input_and_output() {
+            tracing::warn!(%error, "CMD's input and output stay open here");
+        }
         let mut program = Program {
             run: &run,
             guarded,
@@ -119,16 +141,18 @@ impl Session<'_> {
             events,
             end: ProgramEnd::Unknown,
             signaled: None,
+            signaled_at: Instant::now(),
             is_stopping: false,
-            interrupts: 0,
+            is_guardian_lost: false,
         };
         program.watch(margin, signals, news, &mut trust, &socket).await;
-        let Program { end, signaled, terminal, .. } = program;
+        let Program { end, signaled, is_guardian_lost, terminal, .. } = program;
         drop(terminal);
         // The tree is gone: the work has ended, and only now the session is given back (invariant I6).
         let ended = run.release().await;
         let signaled = signaled.filter(|number| is_by_signal(&ended.reason, *number));
         let code = exit_code(&ended.reason, end, signaled);
+        let is_unseen = is_guardian_lost && ended.reason == EndReason::Completed;
         if !ended.released && ended.reason == EndReason::Completed {
             events.tell(&Event::Note("warning: the release is not confirmed; the lease expires by itself"));
         }
@@ -136,9 +160,13 @@ impl Session<'_> {
             let error = std::io::Error::from_raw_os_error(errno);
             let name =
                 args.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            eprintln!("tenure: {} cannot be started: {error}", crate::show::escaped(&name));
+            events.tell(&Event::Failed(&format!("{} cannot be started: {error}", show::escaped(&name))));
         }
-        let reason = if signaled.is_some() { "signal" } else { reason_word(&ended.reason) };
+        let reason = match signaled {
+            _ if is_unseen => "guardian_lost",
+            Some(_) => "signal",
+            None => reason_word(&ended.reason),
+        };
         events.tell(&Event::Ended { reason, exit_code: code, released: ended.released });
         Ok(code)
     }
@@ -158,9 +186,17 @@ struct Program<'a> {
     end: ProgramEnd,
     /// The signal by which this command was told to end.
     signaled: Option<i32>,
+    signaled_at: Instant,
     is_stopping: bool,
-    interrupts: u32,
+    is_guardian_lost: bool,
 }
+
+/// The same signal again, this long after the first, asks for an end without grace.
+const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
+
+/// How often to see whether a shell has given this process the terminal, which it does without a signal when the
+/// job was already running (`fg` after `&`).
+const LOOK_AT_TERMINAL: Duration = Duration::from_millis(300);
 
 impl Program<'_> {
     /// Returns when nothing of the tree is alive.
@@ -175,6 +211,8 @@ impl Program<'_> {
         let mut cancelled = pin!(self.run.cancelled());
         let mut phases = JoinSet::new();
         let (mut trusted, mut told) = (true, true);
+        let mut look = tokio::time::interval(LOOK_AT_TERMINAL);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
@@ -201,6 +239,11 @@ impl Program<'_> {
                     phases.spawn(phase::hear(stream, set));
                 }
                 Some(_) = phases.join_next() => {}
+                _ = look.tick(), if self.terminal.is_some() => {
+                    if !self.is_stopping {
+                        self.lend_terminal();
+                    }
+                }
             }
         }
     }
@@ -230,7 +273,7 @@ impl Program<'_> {
             Report::Signaled(number) => self.end = ProgramEnd::Signaled(number),
             Report::Stopped(_) => self.follow_into_stop().await,
             Report::Killed { pid, name } => {
-                let name = crate::show::escaped(&name);
+                let name = show::escaped(&name);
                 self.events.tell(&Event::Note(&format!("killed process {pid} ({name}), which did not end")));
             }
             Report::Survivors(pids) => {
@@ -239,7 +282,8 @@ impl Program<'_> {
                 )));
             }
             Report::GuardianLost => {
-                self.events.tell(&Event::Note("the guardian is lost; ending CMD without it"))
+                self.is_guardian_lost = true;
+                self.events.tell(&Event::Note("the guardian is lost; ending CMD without it"));
             }
             Report::Started(_) | Report::Continued | Report::Overdue | Report::TreeEmpty => {}
         }
@@ -272,18 +316,23 @@ impl Program<'_> {
     }
 
     fn on_signal(&mut self, number: i32) {
-        // In a group of several (a pipeline), Ctrl-C reaches CMD as well, which may handle it: the first is CMD's.
-        let from_terminal = number == nix::libc::SIGINT || number == nix::libc::SIGQUIT;
-        if from_terminal && matches!(self.group, Group::Shared(_)) && self.interrupts == 0 {
-            self.interrupts += 1;
+        // In a group of several (a pipeline, a script), Ctrl-C reaches CMD as well, and is CMD's to answer.
+        let is_from_terminal = number == nix::libc::SIGINT || number == nix::libc::SIGQUIT;
+        if is_from_terminal && matches!(self.group, Group::Shared(_)) {
             return;
         }
-        if self.signaled.is_none() {
-            self.signaled = Some(number);
-            self.run.stop(signals::name(number));
-        } else {
-            // Told twice: no more patience.
-            let _ = self.guarded.stop(Duration::ZERO);
+        match self.signaled {
+            None => {
+                self.signaled = Some(number);
+                self.signaled_at = Instant::now();
+                self.run.stop(signals::name(number));
+            }
+            // Told again by somebody who has waited: no more patience. A service manager that sends SIGTERM and
+            // SIGHUP together means one end.
+            Some(first) if first == number && self.signaled_at.elapsed() > IMPATIENT_AFTER => {
+                let _ = self.guarded.stop(Duration::ZERO);
+            }
+            Some(_) => {}
         }
     }
 
@@ -343,7 +392,7 @@ fn exit_code(reason: &EndReason, end: ProgramEnd, signaled: Option<i32>) -> u8 {
         (ProgramEnd::Exited(code), EndReason::Completed) => u8::try_from(code).unwrap_or(u8::MAX),
         (ProgramEnd::Signaled(number), EndReason::Completed) => by_signal(number),
         (_, reason) if reason.is_loss() => LOST,
-        (_, _) => UNAVAILABLE,
+        (_, _) => FAILED,
     }
 }
 

@@ -1,9 +1,32 @@
-//! How a session is shown: as JSON, as a few lines, as a row of a table.
+//! How answers are shown: a session as JSON, as a few lines, as a row of a table; and where they go.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fmt::Display,
+    io::{self, Write as _},
+    time::{Duration, SystemTime},
+};
 
 use serde_json::{Value, json};
 use tenure::{Holder, SessionState, SessionStatus};
+
+use crate::exit::{Failure, UNAVAILABLE};
+
+/// Writes an answer to stdout. Whoever has stopped reading it (`tenure list | head`) wants no more: that is no
+/// failure. An answer that cannot be written for another reason is.
+pub(crate) fn print(answer: impl Display) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match write!(stdout, "{answer}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(UNAVAILABLE, format!("the answer cannot be written: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to stderr. There is nobody to tell when that fails.
+pub(crate) fn complain(complaint: impl Display) {
+    let _ = writeln!(io::stderr(), "tenure: {complaint}");
+}
 
 /// The one JSON form of a session, wherever it appears.
 pub(crate) fn session_json(status: &SessionStatus) -> Value {

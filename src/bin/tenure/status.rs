@@ -21,9 +21,9 @@ pub(crate) async fn status(global: &Global, args: &Status) -> Result<u8, Failure
         None => SessionStatus::idle(key),
     };
     if global.json {
-        println!("{}", show::session_json(&status));
+        show::print(format_args!("{}\n", show::session_json(&status)))?;
     } else {
-        println!("{}", show::lines(&status, &database.location()?));
+        show::print(format_args!("{}\n", show::lines(&status, &database.location()?)))?;
     }
     Ok(if status.is_held() { 0 } else { NOT_HELD })
 }
