@@ -89,7 +89,10 @@ impl Scene {
 
     /// The command with nothing of the developer's own settings.
     pub fn tenure<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
-        self.dress(Command::new(TENURE), args)
+        // A shell starts its background jobs with some of these ignored, which the command would respect.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT,QUIT,HUP,TERM", TENURE]);
+        self.dress(command, args)
     }
 
     /// Gives another way to start the command the same environment.

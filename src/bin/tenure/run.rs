@@ -146,10 +146,14 @@ impl Session<'_> {
             is_guardian_lost: false,
         };
         program.watch(margin, signals, news, &mut trust, &socket).await;
-        let Program { end, signaled, is_guardian_lost, terminal, .. } = program;
+        let Program { end, signaled, is_guardian_lost, is_stopping, terminal, .. } = program;
         drop(terminal);
         // The tree is gone: the work has ended, and only now the session is given back (invariant I6).
         let ended = run.release().await;
+        // The guardian may have dealt with a loss before this process, stopped or starved, has noticed it.
+        if ended.reason.is_loss() && !is_stopping {
+            events.tell(&Event::Stopping { reason: reason_word(&ended.reason), by: None });
+        }
         let signaled = signaled.filter(|number| is_by_signal(&ended.reason, *number));
         let code = exit_code(&ended.reason, end, signaled);
         let is_unseen = is_guardian_lost && ended.reason == EndReason::Completed;
@@ -317,23 +321,24 @@ impl Program<'_> {
 
     fn on_signal(&mut self, number: i32) {
         // In a group of several (a pipeline, a script), Ctrl-C reaches CMD as well, and is CMD's to answer.
-        let is_from_terminal = number == nix::libc::SIGINT || number == nix::libc::SIGQUIT;
-        if is_from_terminal && matches!(self.group, Group::Shared(_)) {
+        if is_from_keyboard(number) && matches!(self.group, Group::Shared(_)) {
             return;
         }
-        match self.signaled {
-            None => {
-                self.signaled = Some(number);
-                self.signaled_at = Instant::now();
-                self.run.stop(signals::name(number));
-            }
-            // Told again by somebody who has waited: no more patience. A service manager that sends SIGTERM and
-            // SIGHUP together means one end.
-            Some(first) if first == number && self.signaled_at.elapsed() > IMPATIENT_AFTER => {
-                let _ = self.guarded.stop(Duration::ZERO);
-            }
-            Some(_) => {}
+        let Some(first) = self.signaled else {
+            self.signaled = Some(number);
+            self.signaled_at = Instant::now();
+            return self.run.stop(signals::name(number));
+        };
+        // Told twice, from the keyboard or by somebody who has waited: no more patience. A service manager that sends
+        // SIGTERM and SIGHUP together means one end.
+        let is_pressing = is_from_keyboard(first) || is_from_keyboard(number);
+        if is_pressing || (first == number && self.is_long_since()) {
+            let _ = self.guarded.stop(Duration::ZERO);
         }
+    }
+
+    fn is_long_since(&self) -> bool {
+        self.signaled_at.elapsed() > IMPATIENT_AFTER
     }
 
     fn tell(&self, event: &RunEvent) {
@@ -357,6 +362,10 @@ impl Program<'_> {
             _ => {}
         }
     }
+}
+
+fn is_from_keyboard(signal: i32) -> bool {
+    signal == nix::libc::SIGINT || signal == nix::libc::SIGQUIT
 }
 
 /// `kill_at` is what assumption A4 leaves the work after a loss.
