@@ -18,6 +18,7 @@ on_every_backend! {
     a_stop_from_elsewhere_stays_77_when_the_command_is_told_to_end_too
     a_grace_longer_than_the_lease_is_granted_while_renewals_go_on
     a_time_limit_is_124
+    a_time_limit_that_is_over_at_once_starts_nothing
     each_signal_that_ends_the_command_is_128_and_its_number
 }
 
@@ -155,6 +156,17 @@ async fn a_time_limit_is_124(backend: impl Reachable) {
     );
     assert_eq!((&events[2]["exit_code"], &events[2]["released"]), (&124.into(), &true.into()));
     scene.assert_gone();
+    scene.assert_idle(&url, "chat");
+}
+
+/// The stop comes before anything was heard of the guardian, and must reach it all the same: with this ttl, the
+/// deadline that would end it otherwise is far away.
+async fn a_time_limit_that_is_over_at_once_starts_nothing(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let options = ["--ttl", "1h", "--max-duration", "0s"];
+    let done = scene.run(&url, "chat", &options, "ready").finish();
+    assert_eq!(done.code, 124, "{done:?}");
+    assert!(!scene.has("ready"), "{done:?}");
     scene.assert_idle(&url, "chat");
 }
 

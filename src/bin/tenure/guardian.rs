@@ -3,7 +3,7 @@
 //! It is CMD's parent and the sub-reaper of all below; nothing that CMD starts leaves it. It ends the tree when
 //! told to, when CMD has ended, when the command has died, and when the boot clock passes the end of trust: a
 //! frozen or starved command cannot keep CMD running. It takes part in nothing else: it has a process group of
-//! its own, blocks every signal that can be blocked, holds none of CMD's files, and waits for nobody.
+//! its own, blocks every signal that can be blocked, holds none of CMD's standard files, and waits for nobody.
 //!
 //! When the guardian itself is killed, the kernel kills CMD, and the command ends the rest.
 
