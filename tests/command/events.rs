@@ -28,6 +28,7 @@ on_every_backend! {
     events_go_to_an_open_descriptor
     events_go_to_a_socket
     a_place_that_cannot_take_events_is_wrong_usage_and_nothing_is_held
+    a_pipe_that_nobody_reads_is_wrong_usage_and_nothing_waits_for_a_reader
     quiet_says_nothing
     text_is_one_line_an_event_and_shows_control_characters_escaped
 }
@@ -153,6 +154,15 @@ async fn a_place_that_cannot_take_events_is_wrong_usage_and_nothing_is_held(back
         assert_eq!(done.code, 64, "{place}: {done:?}");
         assert!(done.is_said("events cannot be written there"), "{done:?}");
     }
+    assert!(!scene.has("ready"));
+    scene.assert_idle(&url, "chat");
+}
+
+async fn a_pipe_that_nobody_reads_is_wrong_usage_and_nothing_waits_for_a_reader(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    assert!(std::process::Command::new("mkfifo").arg(scene.path("fifo")).status().unwrap().success());
+    let done = scene.run(&url, "chat", &["--events", "fifo"], "ready").finish();
+    assert_eq!(done.code, 64, "{done:?}");
     assert!(!scene.has("ready"));
     scene.assert_idle(&url, "chat");
 }

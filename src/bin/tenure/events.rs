@@ -1,12 +1,14 @@
 //! What `run` tells: a line per event, or a JSON object per line.
 
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::{Duration, SystemTime},
 };
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde_json::{Value, json};
 use tenure::{EndReason, Holder, Run, SessionKey, SessionStatus};
 
@@ -56,7 +58,7 @@ impl Events {
             None => Box::new(io::stderr()),
             Some(path) => match path.to_str().and_then(|text| text.parse::<u32>().ok()) {
                 Some(descriptor) => Box::new(inherited::duplicate(descriptor)?),
-                None => Box::new(OpenOptions::new().append(true).create(true).open(path)?),
+                None => Box::new(open_to_append(path)?),
             },
         };
         Ok(Self { lines: Lines::to(output)?, json, quiet, key })
@@ -142,6 +144,14 @@ impl Events {
             Event::Note(text) | Event::Failed(text) => (*text).to_owned(),
         }
     }
+}
+
+/// A FIFO that nobody reads is an error: to wait for a reader would be to wait with nothing started, without end.
+fn open_to_append(path: &Path) -> io::Result<File> {
+    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = OpenOptions::new().append(true).create(true).custom_flags(nonblocking).open(path)?;
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 /// One word for scripts.
