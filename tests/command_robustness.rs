@@ -354,7 +354,7 @@ impl<'a> Lane<'a> {
             match next.acquire(&session).await {
                 Ok(run) => break run,
                 // Busy, or not known: the library clears up behind itself.
-                Err(AcquireError::Busy(_) | AcquireError::Unavailable(_)) => {}
+                Err(AcquireError::Busy(_) | AcquireError::NotAcquired(_) | AcquireError::Unavailable(_)) => {}
                 Err(error) => panic!("{error}"),
             }
             assert!(std::time::Instant::now() < deadline, "{session} does not get free");

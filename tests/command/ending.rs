@@ -88,7 +88,7 @@ async fn acquired_at_last(url: &str, pids: &[i32]) -> SystemTime {
                 supervisor.shutdown().await;
                 return at;
             }
-            Err(AcquireError::Busy(_) | AcquireError::Unavailable(_)) => {
+            Err(AcquireError::Busy(_) | AcquireError::NotAcquired(_) | AcquireError::Unavailable(_)) => {
                 assert!(std::time::Instant::now() < until, "the session does not get free");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

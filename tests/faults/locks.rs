@@ -31,7 +31,7 @@ async fn i10_a_row_locked_for_long_ends_its_own_run_and_no_other() {
             futures::join!(held(&supervisor, &name), supervisor.acquire(&key("locked")).into_future());
         assert!(matches!(
             unknown,
-            Err(AcquireError::Unavailable(_) | AcquireError::Refused(_) | AcquireError::Busy(_))
+            Err(AcquireError::Unavailable(_) | AcquireError::NotAcquired(_) | AcquireError::Busy(_))
         ));
         assert!(neighbour.release().await.released);
         acquired += 1;
