@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    actor::lane::{Acquiring, LaneAddr, Releasing},
+    actor::lane::{Acquiring, LaneAddr, Releasing, backoff},
     clock::BootInstant,
     config::Timing,
     session::{Holder, RunId, SessionKey},
@@ -128,7 +128,7 @@ impl Acquisition {
                 }
                 Err(error) => return Settled::Refused(error),
             }
-            sleep(pause(attempts.next(), self.timing.longest_backoff())).await;
+            sleep(backoff(attempts.next(), self.timing.longest_backoff())).await;
         }
         self.unwanted()
     }
@@ -211,8 +211,3 @@ pub(crate) async fn compensate(
 
 /// A row is gone within a second of the database being reachable again.
 const LONGEST_COMPENSATION_PAUSE: Duration = Duration::from_millis(400);
-
-fn pause(attempt: u32, longest: Duration) -> Duration {
-    let full = (longest / 32).saturating_mul(1 << attempt.min(10)).min(longest);
-    full.mul_f64(0.5 + 0.5 * fastrand::f64())
-}

@@ -330,10 +330,7 @@ impl<V: Verb> Track<V> {
             false => (self.width * 2).min(self.widest),
         };
         self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
-        self.not_before = failed.then(|| {
-            let full = (longest / 32).saturating_mul(1 << self.failures.min(10)).min(longest);
-            Instant::now() + full.mul_f64(0.5 + 0.5 * fastrand::f64())
-        });
+        self.not_before = failed.then(|| Instant::now() + backoff(self.failures, longest));
     }
 }
 
@@ -397,4 +394,10 @@ async fn attempt<V: Verb>(
     let batch = items.into_iter().zip(askers).map(request).collect();
     let sent = Sent { was_sent, at, received_at: settings.clock.now() };
     Returned { connection, batch, sent, result }
+}
+
+/// The pause after this many failures: it doubles up to the longest, and is jittered.
+pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
+    let full = (longest / 32).saturating_mul(1 << failures.min(10)).min(longest);
+    full.mul_f64(0.5 + 0.5 * fastrand::f64())
 }

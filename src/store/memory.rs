@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fmt,
     sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use futures::{FutureExt, channel::oneshot, future::BoxFuture};
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     clock::SharedClock,
+    run::instant,
     session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage, StopRequest},
 };
 
@@ -462,8 +463,4 @@ fn micros(duration: Duration) -> i64 {
 
 fn between(now: i64, expires_at: i64) -> Duration {
     Duration::from_micros(expires_at.saturating_sub(now).try_into().unwrap_or(0))
-}
-
-fn instant(micros: i64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
 }
