@@ -146,8 +146,8 @@ pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError};
 pub use event::{RunEvent, RunRef};
 pub use run::{Ended, Run, RunContext};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, Phase, RunId, SessionKey, SessionState, SessionStatus,
-    Stage, StopRequest, UnknownStage,
+    FencingToken, Holder, InvalidText, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey,
+    SessionState, SessionStatus, Stage, StopRequest, UnknownStage,
 };
 pub use store::StoreError;
 pub use supervisor::{AcquireRequest, Builder, ListRequest, Supervisor};

@@ -14,12 +14,14 @@ use futures::{FutureExt, channel::oneshot, future::BoxFuture};
 
 use super::{
     Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StoreError,
+    ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
 };
 use crate::{
     clock::SharedClock,
     run::instant,
-    session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage, StopRequest},
+    session::{
+        FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+    },
 };
 
 /// A database in memory. Clones share it.
@@ -170,13 +172,16 @@ impl MemoryStore {
         self.lock_state().rows.remove(key);
     }
 
-    /// Records a request to stop in the session's row; the first one is kept.
+    /// Somebody asks whoever holds the session to stop, past every fault; the first request is kept.
+    ///
+    /// # Panics
+    /// When a text is empty or too long.
     pub fn request_stop(&self, key: &SessionKey, by: &str, reason: &str) {
-        let at = instant(self.now());
-        if let Some(row) = self.lock_state().rows.get_mut(key) {
-            let request = || StopRequest::new(at, Some(by.to_owned()), Some(reason.to_owned()));
-            row.stop.get_or_insert_with(request);
-        }
+        let now = self.now();
+        let by = Some(Requester::new(by).expect("1 to 255 bytes"));
+        let reason = Some(Reason::new(reason).expect("1 to 1000 bytes"));
+        let item = StopRun { key: key.clone(), run_id: None, by, reason };
+        self.lock_state().request_stop(&item, now);
     }
 
     /// The session's row, read past every fault.
@@ -316,6 +321,11 @@ impl LeaseConnection for MemoryStore {
         .boxed()
     }
 
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        let item = item.clone();
+        self.execute(move |state, now| state.request_stop(&item, now)).boxed()
+    }
+
     fn inspect<'a>(
         &'a mut self,
         keys: &'a [SessionKey],
@@ -433,6 +443,24 @@ impl State {
             }
             _ => ReleaseOutcome::NotFound,
         }
+    }
+}
+
+impl State {
+    fn request_stop(&mut self, item: &StopRun, now: i64) -> StopOutcome {
+        let is_wanted = |row: &Row| item.run_id.is_none_or(|wanted| wanted == row.run_id);
+        let row = self.rows.get_mut(&item.key).filter(|row| row.expires_at > now && is_wanted(row));
+        let Some(row) = row else { return StopOutcome::Idle };
+        if self.locked.contains(&item.key) {
+            return StopOutcome::Locked(row.run_id);
+        }
+        let first = row.stop.is_none();
+        row.stop.get_or_insert_with(|| {
+            let by = item.by.as_ref().map(|by| by.as_str().to_owned());
+            let reason = item.reason.as_ref().map(|reason| reason.as_str().to_owned());
+            StopRequest::new(instant(now), by, reason)
+        });
+        StopOutcome::Asked { holder: Box::new(row.holder(now)), first }
     }
 }
 

@@ -25,7 +25,7 @@ use sqlx::{ConnectOptions, PgConnection};
 
 use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release, ReleaseOutcome,
-    Renew, RenewOutcome, StoreError,
+    Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
 use crate::session::{Holder, SessionKey};
 use statement::{Session, Statement, Value};
@@ -36,6 +36,7 @@ mod fault;
 mod row;
 mod schema;
 mod statement;
+mod stop;
 mod target;
 mod verbs;
 
@@ -118,6 +119,10 @@ impl LeaseConnection for PostgresConnection {
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
         Box::pin(verbs::release(&mut self.session, items))
+    }
+
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        Box::pin(stop::request(&mut self.session, item))
     }
 
     fn inspect<'a>(

@@ -18,7 +18,7 @@ use self::{
 };
 use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, MAX_BATCH, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, StoreError,
+    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
 use crate::session::{Holder, SessionKey};
 
@@ -30,6 +30,7 @@ mod remove;
 mod renew;
 mod row;
 mod schema;
+mod stop;
 
 /// Leases in a SQLite file, for the processes of one machine.
 ///
@@ -221,6 +222,13 @@ impl LeaseConnection for Connection {
         })
     }
 
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        Box::pin(async move {
+            let outcome = stop::request(&mut self.sqlite, item).await;
+            self.answer(outcome)
+        })
+    }
+
     fn inspect<'a>(
         &'a mut self,
         keys: &'a [SessionKey],
@@ -340,6 +348,7 @@ mod tests {
             remove::RELEASE,
             remove::SWEEP,
             read::INSPECT,
+            stop::STOP,
         ] {
             let plan: Vec<(i64, i64, i64, String)> =
                 sqlx::query_as(sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {verb}")))
