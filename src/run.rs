@@ -67,7 +67,8 @@ impl Run {
     /// The work is polled in place, on the caller's task: it may borrow, and need not be `Send`. When the run
     /// ends early, the work's token is cancelled; work that does not return is dropped after `stop_grace`, or,
     /// when the session was lost, at `trusted_until + safety_margin/2` at the latest. A future that never
-    /// yields cannot be dropped: then the lease is kept, and shown as stuck, until it does or trust ends.
+    /// yields cannot be dropped: then the lease is kept, and shown as stuck, until it does or trust ends. Work under a
+    /// run that has ended already does not begin.
     ///
     /// After the work has ended this waits for the release, but no longer than `renew_timeout`; it goes on in
     /// the background.
@@ -90,7 +91,8 @@ impl Run {
         F: AsyncFnOnce(RunContext) -> T,
     {
         let shared = self.shared.clone();
-        let value = {
+        // A run that was told to end before its work began does not begin it.
+        let value = if shared.is_held() {
             // Made within the block, so that a panic or a drop ends the work before the guard says so.
             let work = pin!(work(self.context()));
             let killed = pin!(shared.killed.cancelled());
@@ -98,6 +100,8 @@ impl Run {
                 Either::Right((value, _)) => Some(value),
                 Either::Left(_) => None,
             }
+        } else {
+            None
         };
         // The guard decides the reason: first to set it wins, and everybody sees the same one.
         let ended = self.finish(EndReason::Completed).await;

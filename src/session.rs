@@ -449,7 +449,7 @@ impl From<SessionKey> for RawKey {
 }
 
 #[cfg(feature = "serde")]
-fn rfc3339<S: serde::Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn rfc3339<S: serde::Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_millis(*at))
 }
 

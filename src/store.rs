@@ -60,6 +60,7 @@ use crate::session::{
     FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
 };
 
+mod hints;
 #[cfg(feature = "testing")]
 pub mod memory;
 #[cfg(feature = "postgres")]
@@ -67,6 +68,7 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+pub use hints::{Hint, Listener};
 #[cfg(feature = "testing")]
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
@@ -126,6 +128,16 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// work with; otherwise as [`connect`](Self::connect).
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
+    /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None`: this database
+    /// has no hints to give, and a request reaches its run with the next renewal.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
+        let _ = (node, bounds);
+        None
+    }
+
     /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script for people who
     /// apply such things by hand.
     fn schema(&self) -> String;
@@ -139,6 +151,9 @@ impl fmt::Debug for dyn LeaseStore {
         write!(f, "LeaseStore({})", self.location())
     }
 }
+
+/// A [`Listener`] on its way: what [`LeaseStore::listen`] gives.
+pub type Listening = BoxFuture<'static, Result<Box<dyn Listener>, StoreError>>;
 
 /// A shared [`LeaseStore`].
 pub type SharedStore = Arc<dyn LeaseStore>;

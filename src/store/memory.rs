@@ -10,11 +10,16 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, channel::oneshot, future::BoxFuture};
+use futures::{
+    FutureExt, StreamExt,
+    channel::{mpsc, oneshot},
+    future::BoxFuture,
+};
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
+    Acquire, AcquireOutcome, Bounds, Grant, Hint, LeaseConnection, LeaseStore, Listener, Listening, Migrated,
+    Page, Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun,
+    StoreError,
 };
 use crate::{
     clock::SharedClock,
@@ -59,6 +64,8 @@ pub struct Statements {
     pub renewals: u64,
     /// Batches of releases.
     pub releases: u64,
+    /// Batches of inspections.
+    pub inspections: u64,
 }
 
 #[derive(Default)]
@@ -72,6 +79,8 @@ struct State {
     locked: HashSet<SessionKey>,
     frozen: Vec<FrozenStatement>,
     statements: Statements,
+    listeners: Vec<(NodeId, mpsc::UnboundedSender<RunId>)>,
+    hints_lost: bool,
 }
 
 /// What happens when the server goes on; takes the clock of that moment.
@@ -116,6 +125,21 @@ impl MemoryStore {
     /// The next `count` statements that renew fail, without happening.
     pub fn fail_renewals(&self, count: u32) {
         self.lock_state().failing_renewals = count;
+    }
+
+    /// From now on hints are lost, or arrive again. Whoever listens does not notice.
+    pub fn set_hints_lost(&self, lost: bool) {
+        self.lock_state().hints_lost = lost;
+    }
+
+    /// Every connection that listens breaks.
+    pub fn break_listeners(&self) {
+        self.lock_state().listeners.clear();
+    }
+
+    /// How many connections listen.
+    pub fn listeners(&self) -> usize {
+        self.lock_state().listeners.iter().filter(|(_, listener)| !listener.is_closed()).count()
     }
 
     /// A stranger locks, or unlocks, the session's row.
@@ -172,7 +196,7 @@ impl MemoryStore {
         self.lock_state().rows.remove(key);
     }
 
-    /// Somebody asks whoever holds the session to stop, past every fault; the first request is kept.
+    /// Somebody asks whoever holds the session to stop, past every fault but a locked row; the first request is kept.
     ///
     /// # Panics
     /// When a text is empty or too long.
@@ -269,12 +293,45 @@ impl LeaseStore for MemoryStore {
         async { Ok(Migrated::new(1, 1)) }.boxed()
     }
 
+    fn listen(&self, node: NodeId, _: Bounds) -> Option<Listening> {
+        let store = self.clone();
+        let listening = async move {
+            let (sender, hints) = mpsc::unbounded();
+            store.execute(move |state, _| state.listeners.push((node, sender))).await?;
+            Ok(Box::new(MemoryListener { store, hints }) as Box<dyn Listener>)
+        };
+        Some(listening.boxed())
+    }
+
     fn schema(&self) -> String {
         String::new()
     }
 
     fn location(&self) -> &str {
         "memory"
+    }
+}
+
+struct MemoryListener {
+    store: MemoryStore,
+    hints: mpsc::UnboundedReceiver<RunId>,
+}
+
+impl Listener for MemoryListener {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
+        async {
+            let heard = self.hints.next().await;
+            heard.map(|run_id| Some(Hint::Stop(run_id))).ok_or_else(|| unavailable("connection reset"))
+        }
+        .boxed()
+    }
+
+    fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.execute(|_, _| ()).boxed()
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
     }
 }
 
@@ -332,6 +389,7 @@ impl LeaseConnection for MemoryStore {
     ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
         let keys = keys.to_vec();
         self.execute(move |state, now| {
+            state.statements.inspections += 1;
             keys.iter().map(|key| state.rows.get(key).map(|row| row.holder(now))).collect()
         })
         .boxed()
@@ -460,7 +518,18 @@ impl State {
             let reason = item.reason.as_ref().map(|reason| reason.as_str().to_owned());
             StopRequest::new(instant(now), by, reason)
         });
-        StopOutcome::Asked { holder: Box::new(row.holder(now)), first }
+        let holder = row.holder(now);
+        self.hint(&holder);
+        StopOutcome::Asked { holder: Box::new(holder), first }
+    }
+
+    fn hint(&mut self, holder: &Holder) {
+        self.listeners.retain(|(_, listener)| !listener.is_closed());
+        let reachable = !self.hints_lost && self.fault == Fault::None;
+        for (_, listener) in self.listeners.iter().filter(|(node, _)| reachable && *node == holder.node) {
+            // Whoever has gone meanwhile needs no hint.
+            let _ = listener.unbounded_send(holder.run_id);
+        }
     }
 }
 

@@ -24,15 +24,16 @@ use futures::future::BoxFuture;
 use sqlx::{ConnectOptions, PgConnection};
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release, ReleaseOutcome,
-    Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, Migrated, Page, Release,
+    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
-use crate::session::{Holder, SessionKey};
+use crate::session::{Holder, NodeId, SessionKey};
 use statement::{Session, Statement, Value};
 use target::Target;
 
 mod acquire;
 mod fault;
+mod listen;
 mod row;
 mod schema;
 mod statement;
@@ -86,6 +87,13 @@ impl LeaseStore for PostgresStore {
             session.close().await;
             Ok(migrated)
         })
+    }
+
+    /// Behind PgBouncer, LISTEN would seem to succeed, and then disturb others.
+    fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
+        let target = self.target.clone();
+        (!target.pooled)
+            .then(|| Box::pin(async move { listen::open(&target, node, bounds).await }) as Listening)
     }
 
     fn schema(&self) -> String {

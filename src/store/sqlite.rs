@@ -17,12 +17,13 @@ use self::{
     file::{Access, DatabaseFile, Identity},
 };
 use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, MAX_BATCH, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, MAX_BATCH, Migrated, Page,
+    Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
-use crate::session::{Holder, SessionKey};
+use crate::session::{Holder, NodeId, SessionKey};
 
 mod acquire;
+mod changes;
 mod failure;
 mod file;
 mod read;
@@ -95,6 +96,11 @@ impl LeaseStore for SqliteStore {
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let file = self.file.clone();
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
+    }
+
+    /// No server tells of a change: the file is looked at, five times a second.
+    fn listen(&self, _: NodeId, bounds: Bounds) -> Option<Listening> {
+        Some(Box::pin(changes::open(self.file.clone(), bounds)))
     }
 
     fn schema(&self) -> String {
@@ -278,7 +284,7 @@ fn millis(duration: Duration) -> u32 {
 mod tests {
     use super::*;
     use crate::{
-        session::{Label, NodeId, Phase, RunId},
+        session::{Label, Phase, RunId},
         store::SWEEP_AFTER,
     };
 
