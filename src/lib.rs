@@ -139,12 +139,14 @@ mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use actor::registry::ShutdownReport;
+pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError};
 pub use event::{RunEvent, RunRef};
-pub use run::{Ended, Run, RunContext};
+#[cfg(unix)]
+pub use run::{ChildEnd, ChildError, ChildTree};
+pub use run::{Ended, Run, RunContext, ScopeHandle, Task};
 pub use session::{
     FencingToken, Holder, InvalidText, Label, NodeId, Phase, RunId, SessionKey, SessionState, SessionStatus,
     Stage, StopRequest, UnknownStage,

@@ -23,6 +23,7 @@ pub(crate) enum Query {
     Inspect(SessionKey, Reply<Option<Holder>>),
     List(Page, Reply<Vec<(SessionKey, Holder)>>),
     Sweep(u32, Reply<u64>),
+    Probe(Reply<()>),
 }
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -81,6 +82,10 @@ impl QueryLane {
                 }
                 Query::Sweep(limit, reply) => {
                     let answer = self.attempt(async |connection| connection.sweep(limit).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::Probe(reply) => {
+                    let answer = self.attempt(async |connection| connection.probe().await).await;
                     let _ = reply.send(answer);
                 }
             }
@@ -151,6 +156,7 @@ impl Query {
             Self::Inspect(_, reply) => reply.is_canceled(),
             Self::List(_, reply) => reply.is_canceled(),
             Self::Sweep(_, reply) => reply.is_canceled(),
+            Self::Probe(reply) => reply.is_canceled(),
         }
     }
 
@@ -161,6 +167,7 @@ impl Query {
             Self::Inspect(_, reply) => drop(reply.send(Err(error))),
             Self::List(_, reply) => drop(reply.send(Err(error))),
             Self::Sweep(_, reply) => drop(reply.send(Err(error))),
+            Self::Probe(reply) => drop(reply.send(Err(error))),
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
-use actix::{Actor, AsyncContext, Context};
+use actix::{Actor, AsyncContext, Context, Recipient};
 use futures::channel::oneshot;
 use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -22,7 +22,7 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::{Settings, Timing},
     error::StartError,
-    event::EventSender,
+    event::{EventSender, RunEvent, forward},
     session::{Label, NodeId},
     store::{self, Bounds, LeaseConnection, SharedStore, StoreError},
 };
@@ -37,6 +37,7 @@ pub struct Builder {
     settings: Settings,
     connect_timeout: Duration,
     clock: SharedClock,
+    listeners: Vec<Recipient<RunEvent>>,
 }
 
 #[derive(Clone)]
@@ -53,6 +54,7 @@ impl Builder {
             settings: Settings::default(),
             connect_timeout: Duration::from_secs(5),
             clock: Arc::new(SystemClock),
+            listeners: Vec::new(),
         }
     }
 
@@ -98,9 +100,25 @@ impl Builder {
         self
     }
 
+    /// See [`Timing::stuck_limit`]. Off by default; zero to a year, counted from when the run is stuck. What is given
+    /// up this way may still act while the next run works: only a fencing token keeps them apart then.
+    pub fn stuck_limit(mut self, limit: Duration) -> Self {
+        self.settings.stuck_limit = Some(limit);
+        self
+    }
+
     /// How long [`start`](Self::start) waits for the database. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
+        self
+    }
+
+    /// Tells an actor of the host what happens to all runs of this supervisor, as messages; may be repeated for others.
+    ///
+    /// One message is on its way at a time. What happens while the actor is busy is kept, up to 1,024 events; then the
+    /// oldest are dropped and told as [`RunEvent::Missed`]. A slow or dead actor delays nothing and nobody.
+    pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
+        self.listeners.push(recipient);
         self
     }
 
@@ -148,7 +166,7 @@ impl Builder {
     #[cfg(feature = "testing")]
     pub async fn start_here(self) -> Result<Supervisor, StartError> {
         let plan = self.plan()?;
-        let (inner, _over, _connections) = plan.start().await?;
+        let (inner, _over, _goodbyes) = plan.start().await?;
         Ok(Supervisor { inner: Arc::new(inner) })
     }
 
@@ -160,7 +178,7 @@ impl Builder {
             Authority::Store(store) => store,
         };
         let (label, connect_timeout) = (Label::new(label)?, self.connect_timeout);
-        Ok(Plan { timing, label, store, clock: self.clock, connect_timeout })
+        Ok(Plan { timing, label, store, clock: self.clock, connect_timeout, listeners: self.listeners })
     }
 }
 
@@ -181,17 +199,18 @@ struct Plan {
     store: SharedStore,
     clock: SharedClock,
     connect_timeout: Duration,
+    listeners: Vec<Recipient<RunEvent>>,
 }
 
 /// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
     match plan.start().await {
-        Ok((inner, over, connections)) => {
+        Ok((inner, over, goodbyes)) => {
             // A caller that has gone drops the only handle, which shuts the registry down.
             let _ = ready.send(Ok(Arc::new(inner)));
             over.cancelled().await;
-            connections.close();
-            let _ = timeout(GOODBYE, connections.wait()).await;
+            goodbyes.close();
+            let _ = timeout(GOODBYE, goodbyes.wait()).await;
         }
         Err(error) => {
             let _ = ready.send(Err(error));
@@ -199,16 +218,19 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
     }
 }
 
-/// How long connections may take to say goodbye at the end.
+/// How long connections may take to say goodbye at the end, and listeners to hear of it.
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
     async fn start(self) -> Result<(Inner, CancellationToken, TaskTracker), StartError> {
-        let Self { timing, label, store, clock, connect_timeout } = self;
+        let Self { timing, label, store, clock, connect_timeout, listeners } = self;
         let querying = bounds(&timing, timing.query_timeout());
         let connection = first_connection(&store, querying, connect_timeout).await?;
         let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
-        let (over, connections) = (CancellationToken::new(), TaskTracker::new());
+        let (over, goodbyes) = (CancellationToken::new(), TaskTracker::new());
+        for listener in listeners {
+            actix_rt::spawn(goodbyes.track_future(forward(events.source().subscribe(), listener)));
+        }
         let lane = LaneSettings {
             store: store.clone(),
             clock: clock.clone(),
@@ -216,13 +238,13 @@ impl Plan {
             bounds: bounds(&timing, timing.renew_timeout()),
             longest_backoff: timing.longest_backoff(),
             step_tolerance: timing.safety_margin() / 4,
-            connections: connections.clone(),
+            connections: goodbyes.clone(),
         };
         let attempt_timeout = timing.acquire_attempt_timeout();
         let acquiring =
             LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
         let (queries, query_lane) = QueryLane::new(store, querying, timing.query_timeout(), connection);
-        actix_rt::spawn(connections.track_future(query_lane.serve(over.clone())));
+        actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
                 timing,
@@ -233,14 +255,15 @@ impl Plan {
                 registry: ctx.address().recipient(),
             };
             let acquires = Lane::start_with(acquiring);
-            let links = Links { node, location: location.clone(), acquires, run };
+            let links = Links { node, location: location.clone(), acquires, run, goodbyes: goodbyes.clone() };
             Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
         });
         let host = Mutex::new(None);
         let events = events.source();
-        let report = OnceLock::new();
-        let inner = Inner { registry, queries, events, timing, label, node, location, host, report };
-        Ok((inner, over, connections))
+        let (is_closing, report) = (AtomicBool::new(false), OnceLock::new());
+        let inner =
+            Inner { registry, queries, events, timing, label, node, location, host, is_closing, report };
+        Ok((inner, over, goodbyes))
     }
 }
 

@@ -144,7 +144,7 @@ impl Traffic {
             caller.await.expect("no caller panics");
         }
         for supervisor in &self.supervisors {
-            supervisor.shutdown().await;
+            supervisor.shutdown(supervisor.timing().stop_grace()).await;
         }
         history::assert_sound(&self.seen.lock().expect("no caller panics"))
     }

@@ -304,10 +304,10 @@ fn shutdown_refuses_new_runs_tells_the_old_ones_and_leaves_nothing_behind() {
             })));
         }
         let handle = supervisor.clone();
-        let shutdown = spawn_local(async move { handle.shutdown().await });
+        let shutdown = spawn_local(async move { handle.shutdown(handle.timing().stop_grace()).await });
         sim.sleep(millis(1)).await;
         let refused = supervisor.acquire(&key("late")).await.unwrap_err();
-        assert!(matches!(refused, AcquireError::ShuttingDown), "{refused:?}");
+        assert!(matches!(refused, AcquireError::Draining), "{refused:?}");
         assert!(shutdown.await.unwrap().left.is_empty());
         assert!(sim.store.is_empty());
         for work in work {
@@ -325,7 +325,7 @@ fn shutdown_does_not_wait_for_ever_for_work_that_does_not_end() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
         let run = held(&supervisor, "chat").await;
-        let report = supervisor.shutdown().await;
+        let report = supervisor.shutdown(supervisor.timing().stop_grace()).await;
         assert_eq!(report.left, [key("chat")]);
         assert!(!run.is_held());
         assert_eq!(run.cancelled().await, EndReason::Shutdown);
@@ -339,9 +339,9 @@ fn a_second_shutdown_answers_as_the_first_and_events_end_with_the_supervisor() {
         let supervisor = supervisor(&sim).await;
         let mut events = supervisor.events();
         let run = held(&supervisor, "chat").await;
-        let first = supervisor.shutdown().await;
+        let first = supervisor.shutdown(supervisor.timing().stop_grace()).await;
         assert_eq!(first.left, [key("chat")]);
-        assert_eq!(supervisor.shutdown().await, first);
+        assert_eq!(supervisor.shutdown(supervisor.timing().stop_grace()).await, first);
         drop(run);
         let told = async { while events.next().await.is_some() {} };
         tokio::time::timeout(seconds(1), told).await.expect("although a handle is still there");
@@ -356,7 +356,7 @@ fn a_grant_that_comes_during_a_shutdown_is_given_back_and_not_called_certain() {
         sim.store.set_delay(millis(50));
         let request = spawn_local(supervisor.acquire(&key("chat")).into_future());
         sim.sleep(millis(60)).await;
-        assert!(supervisor.shutdown().await.left.is_empty());
+        assert!(supervisor.shutdown(supervisor.timing().stop_grace()).await.left.is_empty());
         assert!(!request.await.unwrap().unwrap_err().is_certain());
         assert!(sim.store.is_empty(), "the next process need not wait for a ttl");
     });
