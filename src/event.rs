@@ -134,7 +134,7 @@ impl EventSender {
 pub(crate) struct EventSource(broadcast::WeakSender<RunEvent>);
 
 impl EventSource {
-    pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static {
+    pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         let events = self.0.upgrade().map(|sender| sender.subscribe());
         Box::pin(stream::unfold(events, async |events| {
             let mut events = events?;

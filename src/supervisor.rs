@@ -147,7 +147,7 @@ impl Supervisor {
     /// What happens to the runs of this supervisor from now on. Ends when the supervisor does.
     ///
     /// A slow listener delays nothing; it misses events, and is told how many.
-    pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static {
+    pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         self.inner.events.subscribe()
     }
 

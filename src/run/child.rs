@@ -115,7 +115,7 @@ impl ChildTree {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub fn wait(&self) -> impl Future<Output = ChildEnd> + Send + 'static {
+    pub fn wait(&self) -> impl Future<Output = ChildEnd> + Send + 'static + use<> {
         let end = self.end.clone();
         async move { end.await.expect("the thread that sees to a child tells its end") }
     }

@@ -89,7 +89,7 @@ impl RunContext {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static {
+    pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static + use<> {
         self.shared.clone().cancelled()
     }
 
@@ -99,7 +99,7 @@ impl RunContext {
     /// begin anything new, but has its grace. It ends at once with a loss.
     ///
     /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
-    pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static {
+    pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static + use<> {
         Box::pin(self.shared.clone().trust_changes())
     }
 

@@ -143,7 +143,7 @@ impl<T: Clone + Send + Sync + 'static> ScopeHandle<T> {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub fn attach(&self) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static {
+    pub fn attach(&self) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
         let (outcome, shared) = (self.outcome.clone(), self.context.shared.clone());
         async move {
             outcome.is_known.cancelled().await;

@@ -149,12 +149,12 @@ impl Entry {
 
     /// One more, unless all have left.
     pub(super) fn of_task(context: RunContext) -> Option<Self> {
-        context.shared.works.enter().then_some(Self { context, if_dropped: IfDropped::CutOff })
+        context.shared.works.enter().then(|| Self { context, if_dropped: IfDropped::CutOff })
     }
 
     #[cfg(unix)]
     pub(super) fn of_child(context: RunContext) -> Option<Self> {
-        context.shared.works.enter().then_some(Self { context, if_dropped: IfDropped::EndedUnlessPanicking })
+        context.shared.works.enter().then(|| Self { context, if_dropped: IfDropped::EndedUnlessPanicking })
     }
 
     pub(super) fn leave(mut self) {
