@@ -103,7 +103,7 @@ pub(crate) struct AcquireSession {
     /// Whom to tell of this run, besides those who are told of all.
     pub(crate) events: Option<Recipient<RunEvent>>,
     /// When the caller is to be answered at the latest.
-    pub(crate) deadline: Option<Instant>,
+    pub(crate) deadline: Instant,
     /// Cancelled when the caller does not wait any more.
     pub(crate) abandoned: CancellationToken,
     pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
@@ -151,7 +151,7 @@ impl Registry {
             },
             lane: self.links.acquires.clone(),
             timing: self.links.run.timing,
-            deadline: first.deadline.unwrap_or_else(|| self.links.deadline()),
+            deadline: first.deadline,
             location: self.links.location.clone(),
             after: session.running.as_ref().map(|earlier| earlier.shared.told.clone()),
             abandoned: first.abandoned.clone(),
@@ -168,7 +168,7 @@ impl Registry {
         ctx: &mut Context<Self>,
     ) {
         let now = Instant::now();
-        let in_time = |request: &AcquireSession| request.deadline.is_none_or(|deadline| now < deadline);
+        let in_time = |request: &AcquireSession| now < request.deadline;
         let (waiting, late): (Vec<_>, Vec<_>) = parked.into_iter().partition(in_time);
         late.into_iter().for_each(|request| request.answer(Err(answer())));
         let mut waiting = waiting.into_iter().filter(|request| !request.abandoned.is_cancelled());
@@ -312,8 +312,7 @@ fn tick(ctx: &mut Context<Registry>) {
 impl Handler<AcquireSession> for Registry {
     type Result = ();
 
-    fn handle(&mut self, mut request: AcquireSession, ctx: &mut Context<Self>) {
-        request.deadline = Some(self.links.deadline());
+    fn handle(&mut self, request: AcquireSession, ctx: &mut Context<Self>) {
         if self.is_closing() {
             return request.answer(Err(AcquireError::Draining));
         }
@@ -440,10 +439,6 @@ impl Links {
         let events = EventSender::of_one_run();
         actix_rt::spawn(self.goodbyes.track_future(forward(events.source().subscribe(), recipient)));
         events
-    }
-
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.run.timing.acquire_timeout()
     }
 }
 

@@ -4,6 +4,7 @@ use std::{fmt, future::IntoFuture, time::Duration};
 
 use actix::Recipient;
 use futures::{channel::oneshot, future::BoxFuture};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Supervisor;
@@ -78,7 +79,7 @@ impl AcquireRequest {
             phase,
             limits,
             events,
-            deadline: None,
+            deadline: Instant::now() + inner.timing.acquire_timeout(),
             abandoned,
             reply,
         });
