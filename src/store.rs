@@ -50,7 +50,7 @@
 //! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call, and checks
 //! again under each row's lock.
 //!
-//! **inspect** and **list** read, and change nothing.
+//! **inspect** and **list** read, and change nothing; **probe** tells whether the others could be answered now.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -190,6 +190,9 @@ pub trait LeaseConnection: Send {
 
     /// Deletes at most `limit` rows that expired at least [`SWEEP_AFTER`] ago; answers how many it deleted.
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Checks again what [`LeaseStore::connect`] has: that the server accepts writes and the schema fits.
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Says goodbye to the server.
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;

@@ -2,7 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use actix::Addr;
@@ -11,7 +15,7 @@ use futures::{channel::oneshot, stream::Stream};
 use crate::{
     actor::{
         query::{Queries, Query},
-        registry::{Registry, Shutdown, ShutdownReport},
+        registry::{Drain, Registry, Shutdown, ShutdownReport},
         watching::Watching,
     },
     clock::SharedClock,
@@ -52,7 +56,7 @@ pub use stop::{Asked, StopAnswer, StopSessionRequest};
 ///     Err(AcquireError::Busy(busy)) => println!("{busy}"),
 ///     Err(error) => return Err(error.into()),
 /// }
-/// supervisor.shutdown().await;
+/// supervisor.shutdown(Duration::from_secs(5)).await;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -71,6 +75,8 @@ struct Inner {
     node: NodeId,
     location: String,
     host: Mutex<Option<Host>>,
+    /// No new runs are taken any more.
+    is_closing: AtomicBool,
     report: OnceLock<ShutdownReport>,
 }
 
@@ -106,7 +112,8 @@ impl Supervisor {
             key: key.clone(),
             holder: None,
             phase: None,
-            max_duration: None,
+            limits: Vec::new(),
+            events: None,
         }
     }
 
@@ -196,7 +203,7 @@ impl Supervisor {
     /// What happens to the runs of this supervisor from now on. Ends when the supervisor does.
     ///
     /// A slow listener delays nothing; it misses events, and is told how many.
-    pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static {
+    pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         self.inner.events.subscribe()
     }
 
@@ -215,15 +222,46 @@ impl Supervisor {
         &self.inner.location
     }
 
+    /// Whether a new run could be started now: nobody drains or shuts down this supervisor, and the database answers
+    /// and takes writes. For a readiness probe; it asks the database, within `ttl/5` (0.5 s to 5 s).
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn is_ready(&self) -> bool {
+        !self.is_draining() && self.inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
+    }
+
+    /// Whether new runs are refused, since [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.
+    pub fn is_draining(&self) -> bool {
+        self.inner.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// Takes no new runs from now on ([`AcquireError::Draining`](crate::AcquireError::Draining)) and lets the old ones
+    /// finish. Returns when the last of them has ended; bound the wait and [shut down](Self::shutdown) afterwards.
+    /// There is no way back: start another supervisor.
+    ///
+    /// # Cancel safety
+    /// The drain begins when this is first polled and goes on if the future is dropped.
+    pub async fn drain(&self) {
+        let (drained, is_drained) = oneshot::channel();
+        self.inner.is_closing.store(true, Ordering::Relaxed);
+        self.inner.registry.do_send(Drain { drained });
+        // A supervisor that has ended has no runs either.
+        let _ = is_drained.await;
+    }
+
     /// Ends the supervisor: new acquires are refused at once, every run is told `Shutdown`, and each session is
-    /// released as its work ends. Returns when all is done, or after `stop_grace` and the time of two releases.
-    /// Once it has ended, the answer is the same again.
+    /// released as its work ends. Work that has not ended after `grace` is dropped.
+    ///
+    /// Returns when all is done, at the latest after `grace`, `safety_margin/2`, and the time of two releases. A second
+    /// call can only shorten the grace; once the supervisor has ended, the answer is the same again.
     ///
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.
-    pub async fn shutdown(&self) -> ShutdownReport {
+    pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
         let (reply, report) = oneshot::channel();
-        self.inner.registry.do_send(Shutdown { reply: Some(reply) });
+        self.inner.is_closing.store(true, Ordering::Relaxed);
+        self.inner.registry.do_send(Shutdown { grace, reply: Some(reply) });
         // No report from a supervisor that has ended before: by a shutdown, or by a failure of its own.
         let report = report.await.ok();
         let report = report.map(|report| self.inner.report.get_or_init(|| report));
@@ -234,7 +272,7 @@ impl Supervisor {
             let _ = over.await;
             let _ = thread.join();
         }
-        report.unwrap_or(ShutdownReport { left: Vec::new(), failed: true })
+        report.unwrap_or(ShutdownReport { failed: true, ..ShutdownReport::default() })
     }
 }
 
@@ -249,7 +287,7 @@ impl fmt::Debug for Supervisor {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.registry.do_send(Shutdown { reply: None });
+        self.registry.do_send(Shutdown { grace: self.timing.stop_grace(), reply: None });
     }
 }
 

@@ -4,12 +4,20 @@
 
 #[path = "simulated/acquiring.rs"]
 mod acquiring;
+#[path = "simulated/closing.rs"]
+mod closing;
 #[path = "simulated/ending.rs"]
 mod ending;
 #[path = "simulated/failing.rs"]
 mod failing;
+#[path = "simulated/limits.rs"]
+mod limits;
+#[path = "simulated/listeners.rs"]
+mod listeners;
 #[path = "simulated/outages.rs"]
 mod outages;
+#[path = "simulated/scopes.rs"]
+mod scopes;
 #[path = "simulated/stopping.rs"]
 mod stopping;
 #[path = "simulated/watching.rs"]

@@ -122,7 +122,7 @@ async fn a_watch_ends_with_its_supervisor(backend: impl Reachable) {
     let watcher = watcher(&backend.url()).await;
     let mut watching = watcher.watch(&key("chat"));
     soon(&mut watching, |_| true).await;
-    watcher.shutdown().await;
+    watcher.shutdown(Duration::ZERO).await;
     assert_eq!(timeout(AT_LAST, watching.next()).await.expect("it ends"), None);
     assert_eq!(timeout(AT_LAST, watcher.watch(&key("chat")).next()).await.expect("it has ended"), None);
 }

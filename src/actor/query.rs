@@ -26,6 +26,7 @@ pub(crate) enum Query {
     Stop(StopRun, Reply<StopOutcome>),
     List(Page, Reply<Vec<(SessionKey, Holder)>>),
     Sweep(u32, Reply<u64>),
+    Probe(Reply<()>),
 }
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -92,6 +93,10 @@ impl QueryLane {
                 }
                 Query::Sweep(limit, reply) => {
                     let answer = self.attempt(async |connection| connection.sweep(limit).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::Probe(reply) => {
+                    let answer = self.attempt(async |connection| connection.probe().await).await;
                     let _ = reply.send(answer);
                 }
             }
@@ -164,6 +169,7 @@ impl Query {
             Self::Stop(_, reply) => reply.is_canceled(),
             Self::List(_, reply) => reply.is_canceled(),
             Self::Sweep(_, reply) => reply.is_canceled(),
+            Self::Probe(reply) => reply.is_canceled(),
         }
     }
 
@@ -176,6 +182,7 @@ impl Query {
             Self::Stop(_, reply) => drop(reply.send(Err(error))),
             Self::List(_, reply) => drop(reply.send(Err(error))),
             Self::Sweep(_, reply) => drop(reply.send(Err(error))),
+            Self::Probe(reply) => drop(reply.send(Err(error))),
         }
     }
 }

@@ -422,6 +422,10 @@ impl LeaseConnection for MemoryStore {
         .boxed()
     }
 
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.execute(|_, _| ()).boxed()
+    }
+
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         async {}.boxed()
     }

@@ -151,6 +151,10 @@ impl LeaseConnection for PostgresConnection {
         Box::pin(verbs::sweep(&mut self.session, limit))
     }
 
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(check(&mut self.session))
+    }
+
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(self.session.close())
     }

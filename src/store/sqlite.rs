@@ -262,6 +262,20 @@ impl LeaseConnection for Connection {
         })
     }
 
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let usable = async {
+                schema::check(&mut self.sqlite).await?;
+                if self.file.access() != Access::ReadOnly {
+                    accept_writes(&mut self.sqlite).await?;
+                }
+                Ok(())
+            };
+            let usable = usable.await;
+            self.answer(usable)
+        })
+    }
+
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             // The answers are in already; a goodbye that fails changes none of them.

@@ -1,5 +1,7 @@
 //! `tenure stop`: asks the run that holds a session to stop.
 
+use std::time::Duration;
+
 use serde_json::json;
 use tenure::{Asked, SessionStatus, StopAnswer, Supervisor};
 use tokio::time::timeout;
@@ -29,7 +31,7 @@ pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
         StopAnswer::Asked(asked) => wait(global, args, &asked, &supervisor).await,
         StopAnswer::Idle => nobody(global, args, &supervisor.inspect(&key).await?, &database),
     };
-    supervisor.shutdown().await;
+    supervisor.shutdown(Duration::ZERO).await;
     code
 }
 

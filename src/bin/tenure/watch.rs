@@ -53,7 +53,7 @@ pub(crate) async fn watch(global: &Global, args: &Watch) -> Result<u8, Failure> 
             Err(_elapsed) => has_reader(),
         };
     }
-    supervisor.shutdown().await;
+    supervisor.shutdown(Duration::ZERO).await;
     Ok(0)
 }
 
