@@ -116,6 +116,32 @@ pub enum QueryError {
     Closed(#[from] Closed),
 }
 
+/// Why nobody is known to have been asked to stop.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StopError {
+    /// The database gave no usable answer, or the row stayed locked. If the error is
+    /// [uncertain](StoreError::is_uncertain), the run may have been asked all the same. Asking again does no harm when
+    /// the run is named.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The supervisor's thread has ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// Who asks, or why, cannot be stored. Certain: nobody was asked.
+    #[error(transparent)]
+    Invalid(#[from] InvalidText),
+}
+
+impl From<QueryError> for StopError {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Store(error) => Self::Store(error),
+            QueryError::Closed(closed) => Self::Closed(closed),
+        }
+    }
+}
+
 /// The supervisor's thread has ended: it was shut down, or it failed. All its runs were cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the supervisor has ended; start another one")]

@@ -139,21 +139,25 @@ pub mod store;
 mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod watch;
 
 pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Limit};
-pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError};
+pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
 #[cfg(unix)]
 pub use run::{ChildEnd, ChildError, ChildTree};
 pub use run::{Ended, Run, RunContext, ScopeHandle, Task};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, Phase, RunId, SessionKey, SessionState, SessionStatus,
-    Stage, StopRequest, UnknownStage,
+    FencingToken, Holder, InvalidText, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey,
+    SessionState, SessionStatus, Stage, StopRequest, UnknownStage,
 };
 pub use store::StoreError;
-pub use supervisor::{AcquireRequest, Builder, ListRequest, Supervisor};
+pub use supervisor::{
+    AcquireRequest, Asked, Builder, ListRequest, StopAnswer, StopSessionRequest, Supervisor,
+};
+pub use watch::Observed;
 
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.
 ///

@@ -16,20 +16,25 @@ use crate::{
     actor::{
         query::{Queries, Query},
         registry::{Drain, Registry, Shutdown, ShutdownReport},
+        watching::Watching,
     },
+    clock::SharedClock,
     config::Timing,
     error::QueryError,
     event::{EventSource, RunEvent},
     session::{Label, NodeId, SessionKey, SessionStatus},
     store::{Page, SharedStore},
+    watch::Observed,
 };
 
 mod builder;
 mod request;
+mod stop;
 
 use builder::Authority;
 pub use builder::Builder;
 pub use request::{AcquireRequest, ListRequest};
+pub use stop::{Asked, StopAnswer, StopSessionRequest};
 
 /// Asks the database for sessions and looks after the runs that hold them.
 ///
@@ -62,6 +67,8 @@ pub struct Supervisor {
 struct Inner {
     registry: Addr<Registry>,
     queries: Queries,
+    watching: Watching,
+    clock: SharedClock,
     events: EventSource,
     timing: Timing,
     label: Label,
@@ -120,6 +127,55 @@ impl Supervisor {
             Some(holder) => SessionStatus::held(key.clone(), holder),
             None => SessionStatus::idle(key.clone()),
         })
+    }
+
+    /// Asks the run that holds a session to stop, whichever process on whichever machine it is in. The request goes out
+    /// when it is awaited.
+    ///
+    /// It is recorded in the run's row. A run of this supervisor hears of it at once; one of another within
+    /// milliseconds where hints arrive (see [`Builder::hints`]), and with its next renewal otherwise. A run that was
+    /// asked before its work began does not begin it.
+    ///
+    /// # Errors
+    /// See [`StopError`](crate::StopError).
+    ///
+    /// # Cancel safety
+    /// A request that was sent takes effect even if the future is dropped.
+    ///
+    /// ```no_run
+    /// # use tenure::{SessionKey, StopAnswer, Supervisor};
+    /// # async fn example(supervisor: Supervisor, key: SessionKey) -> Result<(), Box<dyn std::error::Error>> {
+    /// match supervisor.stop(&key).by("ann").reason("wrong branch").await? {
+    ///     StopAnswer::Asked(asked) => {
+    ///         println!("asked {}", asked.holder().label);
+    ///         asked.stopped().await?;
+    ///     }
+    ///     StopAnswer::Idle => println!("nobody holds it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn stop(&self, key: &SessionKey) -> StopSessionRequest {
+        StopSessionRequest {
+            supervisor: self.clone(),
+            key: key.clone(),
+            run_id: None,
+            by: None,
+            reason: None,
+        }
+    }
+
+    /// Watches a session: how it is now, and then every change of its run, stage, phase and request to stop, and its
+    /// expiry. A lease that was merely renewed is no change. Whoever reads slowly misses what was in between, and
+    /// gets the latest. Ends with the supervisor.
+    ///
+    /// A change shows within half a second where somebody holds one of the watched sessions, within a second
+    /// otherwise, and sooner when the run is one of this supervisor's. It never shows a holder beyond the last known
+    /// expiry of its lease, and says [`Unknown`](Observed::Unknown) within two seconds of losing the database; two
+    /// seconds after the database is back it is right again.
+    ///
+    /// All that are watched share one statement per look. Dropping the stream ends the watching.
+    pub fn watch(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
+        self.inner.watching.observe(key)
     }
 
     /// Starts to ask for many sessions, in key order.

@@ -18,6 +18,10 @@ mod listeners;
 mod outages;
 #[path = "simulated/scopes.rs"]
 mod scopes;
+#[path = "simulated/stopping.rs"]
+mod stopping;
+#[path = "simulated/watching.rs"]
+mod watching;
 
 use std::time::Duration;
 
@@ -27,11 +31,11 @@ use tenure::{Run, RunEvent, SessionKey, Supervisor, testing::Simulation};
 const TTL: Duration = Duration::from_secs(30);
 const MARGIN: Duration = Duration::from_secs(6);
 
-fn seconds(seconds: u64) -> Duration {
+const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn millis(millis: u64) -> Duration {
+const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 

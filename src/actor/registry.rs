@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, Recipient};
 use futures::channel::oneshot;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
@@ -18,6 +18,7 @@ use crate::{
     actor::{
         acquisition::{Acquired, Acquisition, Orphan, Settled, compensate},
         lane::{Acquiring, LaneAddr},
+        query::Queries,
         run::{Recheck, RunActor, RunFinished, RunLinks, Stop},
     },
     clock::{BootInstant, Gap, Reading},
@@ -26,15 +27,17 @@ use crate::{
     event::{EventSender, RunEvent, RunRef, forward},
     lease::Lease,
     run::{Run, Shared, Start, instant},
-    session::{Holder, Label, NodeId, Phase, RunId, SessionKey},
+    session::{Holder, Label, NodeId, Phase, RunId, SessionKey, StopRequest},
     store::{Acquire, Grant, StoreError},
 };
 
 mod closing;
+mod stops;
 
 use closing::Closing;
 pub(crate) use closing::{Drain, Shutdown};
 pub use closing::{EndedRun, ShutdownReport};
+pub(crate) use stops::{LookForStops, StopSession};
 
 pub(crate) struct Registry {
     sessions: HashMap<SessionKey, Session>,
@@ -59,6 +62,9 @@ pub(crate) struct Links {
     pub(crate) run: RunLinks,
     /// Keeps the thread until all has been said.
     pub(crate) goodbyes: TaskTracker,
+    pub(crate) queries: Queries,
+    /// Whether there is any session to hear hints for.
+    pub(crate) is_busy: watch::Sender<bool>,
 }
 
 /// One session of this process: the run that works on it, and a request for it on its way. Both exist at once
@@ -90,6 +96,10 @@ struct Pending {
     run_id: RunId,
     first: AcquireSession,
     parked: Vec<AcquireSession>,
+    /// A request to stop the run that this may become.
+    stop: Option<StopRequest>,
+    /// There may be one in its row.
+    is_hinted: bool,
 }
 
 /// A caller wants a session.
@@ -156,7 +166,8 @@ impl Registry {
             after: session.running.as_ref().map(|earlier| earlier.shared.told.clone()),
             abandoned: first.abandoned.clone(),
         };
-        session.acquiring = Some(Pending { run_id, first, parked });
+        session.acquiring = Some(Pending { run_id, first, parked, stop: None, is_hinted: false });
+        self.tell_whether_busy();
         acquisition.spawn(ctx.address().recipient());
     }
 
@@ -224,7 +235,10 @@ impl Registry {
         actor.say(RunEvent::Acquired { run: RunRef::of(&shared), ttl: timing.ttl() });
         let actor = actor.start();
         if let Some(request) = &grant.stop {
-            actor.do_send(Stop { reason: EndReason::stopped(request), grace: None });
+            let reason = EndReason::stopped(request);
+            // Before anybody can begin to work under it.
+            shared.end(reason.clone());
+            actor.do_send(Stop { reason, grace: None });
         }
         let AcquireSession { label, reply, .. } = first;
         let running = Running { shared: shared.clone(), actor: actor.clone(), label, unknown };
@@ -258,6 +272,7 @@ impl Registry {
         let idle = |session: &Session| session.running.is_none() && session.acquiring.is_none();
         if self.sessions.get(key).is_some_and(idle) {
             self.sessions.remove(key);
+            self.tell_whether_busy();
         }
         self.end_when_empty(ctx);
     }
@@ -334,15 +349,17 @@ impl Handler<Acquired> for Registry {
     type Result = ();
 
     fn handle(&mut self, acquired: Acquired, ctx: &mut Context<Self>) {
+        let Some(acquired) = self.look_first(acquired, ctx) else { return };
         let Acquired { key, run_id, settled, unknown } = acquired;
         let session = self.sessions.get_mut(&key);
         let pending = session.and_then(|session| session.acquiring.take_if(|sent| sent.run_id == run_id));
-        let Some(Pending { first, parked, .. }) = pending else { return };
+        let Some(Pending { first, parked, stop, .. }) = pending else { return };
         let granted = matches!(settled, Settled::Granted { .. });
         let rows = unknown.saturating_add(u32::from(granted));
         let refusal = match settled {
-            Settled::Granted { sent_at, grant } => match self.accept(sent_at, &grant) {
+            Settled::Granted { sent_at, mut grant } => match self.accept(sent_at, &grant) {
                 Ok(lease) => {
+                    grant.stop = grant.stop.or(stop);
                     let granted = Granted { run_id, lease, grant, unknown };
                     return self.hand_out(first, parked, granted, ctx);
                 }

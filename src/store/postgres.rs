@@ -24,18 +24,20 @@ use futures::future::BoxFuture;
 use sqlx::{ConnectOptions, PgConnection};
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release, ReleaseOutcome,
-    Renew, RenewOutcome, StoreError,
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, Migrated, Page, Release,
+    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
-use crate::session::{Holder, SessionKey};
+use crate::session::{Holder, NodeId, SessionKey};
 use statement::{Session, Statement, Value};
 use target::Target;
 
 mod acquire;
 mod fault;
+mod listen;
 mod row;
 mod schema;
 mod statement;
+mod stop;
 mod target;
 mod verbs;
 
@@ -87,6 +89,13 @@ impl LeaseStore for PostgresStore {
         })
     }
 
+    /// Behind PgBouncer, LISTEN would seem to succeed, and then disturb others.
+    fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
+        let target = self.target.clone();
+        (!target.pooled)
+            .then(|| Box::pin(async move { listen::open(&target, node, bounds).await }) as Listening)
+    }
+
     fn schema(&self) -> String {
         schema::script()
     }
@@ -118,6 +127,10 @@ impl LeaseConnection for PostgresConnection {
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
         Box::pin(verbs::release(&mut self.session, items))
+    }
+
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        Box::pin(stop::request(&mut self.session, item))
     }
 
     fn inspect<'a>(

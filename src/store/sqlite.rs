@@ -17,12 +17,13 @@ use self::{
     file::{Access, DatabaseFile, Identity},
 };
 use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, MAX_BATCH, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, StoreError,
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, MAX_BATCH, Migrated, Page,
+    Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
-use crate::session::{Holder, SessionKey};
+use crate::session::{Holder, NodeId, SessionKey};
 
 mod acquire;
+mod changes;
 mod failure;
 mod file;
 mod read;
@@ -30,6 +31,7 @@ mod remove;
 mod renew;
 mod row;
 mod schema;
+mod stop;
 
 /// Leases in a SQLite file, for the processes of one machine.
 ///
@@ -94,6 +96,11 @@ impl LeaseStore for SqliteStore {
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let file = self.file.clone();
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
+    }
+
+    /// No server tells of a change: the file is looked at, five times a second.
+    fn listen(&self, _: NodeId, bounds: Bounds) -> Option<Listening> {
+        Some(Box::pin(changes::open(self.file.clone(), bounds)))
     }
 
     fn schema(&self) -> String {
@@ -221,6 +228,13 @@ impl LeaseConnection for Connection {
         })
     }
 
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        Box::pin(async move {
+            let outcome = stop::request(&mut self.sqlite, item).await;
+            self.answer(outcome)
+        })
+    }
+
     fn inspect<'a>(
         &'a mut self,
         keys: &'a [SessionKey],
@@ -284,7 +298,7 @@ fn millis(duration: Duration) -> u32 {
 mod tests {
     use super::*;
     use crate::{
-        session::{Label, NodeId, Phase, RunId},
+        session::{Label, Phase, RunId},
         store::SWEEP_AFTER,
     };
 
@@ -354,6 +368,7 @@ mod tests {
             remove::RELEASE,
             remove::SWEEP,
             read::INSPECT,
+            stop::STOP,
         ] {
             let plan: Vec<(i64, i64, i64, String)> =
                 sqlx::query_as(sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {verb}")))

@@ -8,16 +8,18 @@ use std::{
 
 use actix::{Actor, AsyncContext, Context, Recipient};
 use futures::channel::oneshot;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Host, Inner, Supervisor};
 use crate::{
     actor::{
+        hints::Hints,
         lane::{Lane, LaneSettings},
         query::QueryLane,
         registry::{Links, Registry},
         run::RunLinks,
+        watching::{LOOK_TIMEOUT, Watcher, Watching},
     },
     clock::{SharedClock, SystemClock},
     config::{Settings, Timing},
@@ -36,6 +38,7 @@ pub struct Builder {
     holder: Option<String>,
     settings: Settings,
     connect_timeout: Duration,
+    hints: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
 }
@@ -53,6 +56,7 @@ impl Builder {
             holder: None,
             settings: Settings::default(),
             connect_timeout: Duration::from_secs(5),
+            hints: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
         }
@@ -122,6 +126,16 @@ impl Builder {
         self
     }
 
+    /// Whether requests to stop are listened for; otherwise one reaches its run with the next renewal. Default `true`.
+    ///
+    /// On PostgreSQL this takes one more connection while there is any session, and none is listened on behind
+    /// PgBouncer (`pgbouncer=true`). On SQLite it is a look, five times a second, at whether anybody has written to the
+    /// file.
+    pub fn hints(mut self, hints: bool) -> Self {
+        self.hints = hints;
+        self
+    }
+
     /// Another source of local time, for tests.
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
@@ -178,7 +192,15 @@ impl Builder {
             Authority::Store(store) => store,
         };
         let (label, connect_timeout) = (Label::new(label)?, self.connect_timeout);
-        Ok(Plan { timing, label, store, clock: self.clock, connect_timeout, listeners: self.listeners })
+        Ok(Plan {
+            timing,
+            label,
+            store,
+            clock: self.clock,
+            connect_timeout,
+            listeners: self.listeners,
+            hints: self.hints,
+        })
     }
 }
 
@@ -200,6 +222,7 @@ struct Plan {
     clock: SharedClock,
     connect_timeout: Duration,
     listeners: Vec<Recipient<RunEvent>>,
+    hints: bool,
 }
 
 /// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
@@ -223,7 +246,7 @@ const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
     async fn start(self) -> Result<(Inner, CancellationToken, TaskTracker), StartError> {
-        let Self { timing, label, store, clock, connect_timeout, listeners } = self;
+        let Self { timing, label, store, clock, connect_timeout, listeners, hints } = self;
         let querying = bounds(&timing, timing.query_timeout());
         let connection = first_connection(&store, querying, connect_timeout).await?;
         let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
@@ -243,29 +266,70 @@ impl Plan {
         let attempt_timeout = timing.acquire_attempt_timeout();
         let acquiring =
             LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
-        let (queries, query_lane) = QueryLane::new(store, querying, timing.query_timeout(), connection);
+        let (queries, query_lane) =
+            QueryLane::new(store.clone(), querying, timing.query_timeout(), Some(connection));
         actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
+        let (looks, look_lane) =
+            QueryLane::new(store.clone(), bounds(&timing, LOOK_TIMEOUT), LOOK_TIMEOUT, None);
+        actix_rt::spawn(goodbyes.track_future(look_lane.serve(over.clone())));
+        let (is_busy, busy) = watch::channel(false);
+        let run_clock = clock.clone();
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
                 timing,
-                clock,
+                clock: run_clock,
                 renewals: Lane::start_with(lane.clone()),
                 releases: Lane::start_with(lane.clone()),
                 events: events.clone(),
                 registry: ctx.address().recipient(),
             };
             let acquires = Lane::start_with(acquiring);
-            let links = Links { node, location: location.clone(), acquires, run, goodbyes: goodbyes.clone() };
+            let (location, queries, goodbyes) = (location.clone(), queries.clone(), goodbyes.clone());
+            let links = Links { node, location, acquires, run, goodbyes, queries, is_busy };
             Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
         });
+        if hints {
+            let hints = Hints {
+                store,
+                node,
+                bounds: querying,
+                patience: timing.query_timeout(),
+                silence: timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
+                registry: registry.clone(),
+                is_busy: busy,
+            };
+            actix_rt::spawn(goodbyes.track_future(hints.serve(over.clone())));
+        }
         let host = Mutex::new(None);
         let events = events.source();
+        let told = events.subscribe();
+        let watcher = Watcher::create(|ctx: &mut Context<Watcher>| {
+            ctx.add_stream(told);
+            Watcher::new(looks, clock.clone())
+        });
+        let watching = Watching(watcher);
         let (is_closing, report) = (AtomicBool::new(false), OnceLock::new());
-        let inner =
-            Inner { registry, queries, events, timing, label, node, location, host, is_closing, report };
+        let inner = Inner {
+            registry,
+            queries,
+            watching,
+            clock,
+            events,
+            timing,
+            label,
+            node,
+            location,
+            host,
+            is_closing,
+            report,
+        };
         Ok((inner, over, goodbyes))
     }
 }
+
+/// How long a server that listens may say nothing until it is asked for a sign of life.
+const SHORTEST_SILENCE: Duration = Duration::from_secs(1);
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// What the server may take for one statement; the client's own time-outs come besides.
 fn bounds(timing: &Timing, statement: Duration) -> Bounds {
