@@ -104,3 +104,6 @@ impl fmt::Display for EndReason {
         }
     }
 }
+
+/// For work that hands on, with `?`, why a [`Task`](crate::Task) of it was cut short.
+impl std::error::Error for EndReason {}

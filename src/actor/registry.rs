@@ -60,11 +60,11 @@ pub(crate) struct Links {
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
     pub(crate) run: RunLinks,
+    /// Keeps the thread until all has been said.
+    pub(crate) goodbyes: TaskTracker,
     pub(crate) queries: Queries,
     /// Whether there is any session to hear hints for.
     pub(crate) is_busy: watch::Sender<bool>,
-    /// Keeps the thread until all has been said.
-    pub(crate) goodbyes: TaskTracker,
 }
 
 /// One session of this process: the run that works on it, and a request for it on its way. Both exist at once

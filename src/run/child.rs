@@ -37,6 +37,9 @@ impl RunContext {
     /// has left behind is ended the same way. Threads of its own see to that, whatever blocks the caller's runtime.
     /// No child is started after the run was told to end.
     ///
+    /// A host process that is killed, or exits without waiting for its runs, cannot end anything: its children live
+    /// on. The command `tenure run` has a guardian for that.
+    ///
     /// Dropping the [`ChildTree`] changes nothing: the child goes on, and the run waits for it.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::{
     actor::{
         hints::Hints,
         lane::{Lane, LaneSettings},
-        query::{Queries, QueryLane},
+        query::QueryLane,
         registry::{Links, Registry},
         run::RunLinks,
         watching::{LOOK_TIMEOUT, Watcher, Watching},
@@ -24,7 +24,7 @@ use crate::{
     clock::{SharedClock, SystemClock},
     config::{Settings, Timing},
     error::StartError,
-    event::{EventSender, EventSource, RunEvent, forward},
+    event::{EventSender, RunEvent, forward},
     session::{Label, NodeId},
     store::{self, Bounds, LeaseConnection, SharedStore, StoreError},
 };
@@ -117,6 +117,15 @@ impl Builder {
         self
     }
 
+    /// Tells an actor of the host what happens to all runs of this supervisor, as messages; may be repeated for others.
+    ///
+    /// One message is on its way at a time. What happens while the actor is busy is kept, up to 1,024 events; then the
+    /// oldest are dropped and told as [`RunEvent::Missed`]. A slow or dead actor delays nothing and nobody.
+    pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
+        self.listeners.push(recipient);
+        self
+    }
+
     /// Whether requests to stop are listened for; otherwise one reaches its run with the next renewal. Default `true`.
     ///
     /// On PostgreSQL this takes one more connection while there is any session, and none is listened on behind
@@ -124,15 +133,6 @@ impl Builder {
     /// file.
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
-        self
-    }
-
-    /// Tells an actor of the host what happens to all runs of this supervisor, as messages; may be repeated for others.
-    ///
-    /// One message is on its way at a time. What happens while the actor is busy is kept, up to 1,024 events; then the
-    /// oldest are dropped and told as [`RunEvent::Missed`]. A slow or dead actor delays nothing and nobody.
-    pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
-        self.listeners.push(recipient);
         self
     }
 
@@ -192,8 +192,15 @@ impl Builder {
             Authority::Store(store) => store,
         };
         let (label, connect_timeout) = (Label::new(label)?, self.connect_timeout);
-        let (clock, hints, listeners) = (self.clock, self.hints, self.listeners);
-        Ok(Plan { timing, label, store, clock, connect_timeout, hints, listeners })
+        Ok(Plan {
+            timing,
+            label,
+            store,
+            clock: self.clock,
+            connect_timeout,
+            listeners: self.listeners,
+            hints: self.hints,
+        })
     }
 }
 
@@ -214,8 +221,8 @@ struct Plan {
     store: SharedStore,
     clock: SharedClock,
     connect_timeout: Duration,
-    hints: bool,
     listeners: Vec<Recipient<RunEvent>>,
+    hints: bool,
 }
 
 /// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
@@ -239,7 +246,7 @@ const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
     async fn start(self) -> Result<(Inner, CancellationToken, TaskTracker), StartError> {
-        let Self { timing, label, store, clock, connect_timeout, hints, listeners } = self;
+        let Self { timing, label, store, clock, connect_timeout, listeners, hints } = self;
         let querying = bounds(&timing, timing.query_timeout());
         let connection = first_connection(&store, querying, connect_timeout).await?;
         let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
@@ -265,7 +272,6 @@ impl Plan {
         let (looks, look_lane) =
             QueryLane::new(store.clone(), bounds(&timing, LOOK_TIMEOUT), LOOK_TIMEOUT, None);
         actix_rt::spawn(goodbyes.track_future(look_lane.serve(over.clone())));
-        let watching = watching(looks, clock.clone(), events.source());
         let (is_busy, busy) = watch::channel(false);
         let run_clock = clock.clone();
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
@@ -278,15 +284,8 @@ impl Plan {
                 registry: ctx.address().recipient(),
             };
             let acquires = Lane::start_with(acquiring);
-            let links = Links {
-                node,
-                location: location.clone(),
-                acquires,
-                run,
-                queries: queries.clone(),
-                is_busy,
-                goodbyes: goodbyes.clone(),
-            };
+            let (location, queries, goodbyes) = (location.clone(), queries.clone(), goodbyes.clone());
+            let links = Links { node, location, acquires, run, goodbyes, queries, is_busy };
             Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
         });
         if hints {
@@ -303,6 +302,12 @@ impl Plan {
         }
         let host = Mutex::new(None);
         let events = events.source();
+        let told = events.subscribe();
+        let watcher = Watcher::create(|ctx: &mut Context<Watcher>| {
+            ctx.add_stream(told);
+            Watcher::new(looks, clock.clone())
+        });
+        let watching = Watching(watcher);
         let (is_closing, report) = (AtomicBool::new(false), OnceLock::new());
         let inner = Inner {
             registry,
@@ -325,14 +330,6 @@ impl Plan {
 /// How long a server that listens may say nothing until it is asked for a sign of life.
 const SHORTEST_SILENCE: Duration = Duration::from_secs(1);
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
-
-/// Runs of this process are seen at once by those who watch.
-fn watching(looks: Queries, clock: SharedClock, events: EventSource) -> Watching {
-    Watching(Watcher::create(|ctx: &mut Context<Watcher>| {
-        ctx.add_stream(events.subscribe());
-        Watcher::new(looks, clock)
-    }))
-}
 
 /// What the server may take for one statement; the client's own time-outs come besides.
 fn bounds(timing: &Timing, statement: Duration) -> Bounds {

@@ -72,7 +72,7 @@ impl Registry {
             pending.stop.get_or_insert_with(|| request.clone());
         }
         let is_meant = |run: &&Running| run_id.is_none_or(|wanted| wanted == run.shared.run_id);
-        let works = |run: &&Running| !run.shared.work_ended.is_cancelled();
+        let works = |run: &&Running| !run.shared.is_work_over();
         let running = running.as_ref().filter(is_meant).filter(works)?;
         running.actor.do_send(Stop { reason: EndReason::stopped(request), grace: None });
         let mut holder = running.holder(&self.links);
