@@ -26,7 +26,8 @@
 //!
 //! - *renewals fail*: [`MemoryStore::fail_renewals`], [`MemoryStore::set_fault`];
 //! - *the lease is taken away*: [`MemoryStore::take_away`], [`MemoryStore::delete`];
-//! - *somebody asks the run to stop*: [`MemoryStore::request_stop`];
+//! - *somebody asks the run to stop*: [`MemoryStore::request_stop`]; *and the run hears of it only with its next
+//!   renewal*: [`MemoryStore::set_hints_lost`], [`MemoryStore::break_listeners`];
 //! - *the machine sleeps*: [`SimClock::suspend`]; *a virtual machine is paused*: [`SimClock::pause`];
 //! - *the database's clock is stepped*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
 
