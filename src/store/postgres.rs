@@ -5,6 +5,19 @@
 //!
 //! Connections are plain ones, not pooled: whoever opened one decides when it is used and when it is given up.
 //!
+//! # Several servers
+//!
+//! A URL may name a primary and its standbys, as libpq writes it: `postgres://user@h1:5432,h2:5433/database`. Every new
+//! connection goes to the server that takes writes: the one that worked last is asked first, then the others, each
+//! within a fair share of the time there is. `target_session_attrs` may be `read-write`, `primary` or `any`; leases need
+//! a server that takes writes, so that is what is looked for in any case.
+//!
+//! A connection whose server turns out to be read-only (SQLSTATE 25006), silent or gone is given up, and its successor
+//! asks all servers again. Meanwhile each run goes on for as long as its last answer may be trusted, and no longer.
+//! That one run never meets another one on both sides of a failover needs assumption A1: what the old primary
+//! acknowledged, the new one has. With asynchronous replication it may not; and while two servers take writes at the same
+//! time, nothing that asks only one of them can tell.
+//!
 //! # Behind PgBouncer
 //!
 //! In transaction mode the next message may reach another server session. The URL parameter `pgbouncer=true` makes
@@ -21,18 +34,19 @@
 use std::{fmt, sync::Arc};
 
 use futures::future::BoxFuture;
-use sqlx::{ConnectOptions, PgConnection};
 
 use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release, ReleaseOutcome,
     Renew, RenewOutcome, StoreError,
 };
 use crate::session::{Holder, SessionKey};
-use statement::{Session, Statement, Value};
+use statement::Session;
 use target::Target;
 
 mod acquire;
+mod connect;
 mod fault;
+mod hosts;
 mod row;
 mod schema;
 mod statement;
@@ -44,7 +58,8 @@ mod verbs;
 /// The URL is `postgres://user:password@host:port/database`, or `postgres:///database?host=/run/postgresql` for a
 /// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. Besides the parameters
 /// that sqlx knows (`sslmode`, `sslrootcert`, `application_name`, `options`, …) there is `pgbouncer=true`, for a
-/// PgBouncer in transaction mode.
+/// PgBouncer in transaction mode. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that takes writes
+/// is used.
 #[derive(Clone)]
 pub struct PostgresStore {
     target: Arc<Target>,
@@ -71,8 +86,7 @@ impl LeaseStore for PostgresStore {
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
-            let mut session = open(&target, bounds).await?;
-            check(&mut session).await?;
+            let session = connect::to_work(&target, bounds).await?;
             Ok(Box::new(PostgresConnection { session }) as Box<dyn LeaseConnection>)
         })
     }
@@ -80,7 +94,7 @@ impl LeaseStore for PostgresStore {
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
-            let mut session = open(&target, schema::BOUNDS).await?;
+            let mut session = connect::to_migrate(&target).await?;
             let migrated = schema::migrate(&mut session).await?;
             session.close().await;
             Ok(migrated)
@@ -141,25 +155,4 @@ impl LeaseConnection for PostgresConnection {
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(self.session.close())
     }
-}
-
-async fn open(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
-    let connection: PgConnection =
-        target.options(bounds).connect().await.map_err(|error| fault::on_connect(error, target))?;
-    Ok(Session::new(connection, target))
-}
-
-/// One round trip: whether the server takes writes, and whether its schema fits.
-async fn check(session: &mut Session) -> Result<(), StoreError> {
-    let keeps_settings = !session.is_pooled();
-    let probe = Statement::new(include_str!("postgres/probe.sql"), vec![Value::Flag(keeps_settings)]);
-    let row = session.fetch_one(&probe).await?;
-    if session.read(&row, "read_only")? {
-        return Err(session.unavailable("it is read-only: a standby, or a primary that was demoted"));
-    }
-    let newest = match session.read::<Option<i32>>(&row, "version")? {
-        Some(version) => Some((version, session.read(&row, "compatible_from")?)),
-        None => None,
-    };
-    schema::check(newest, session.location())
 }
