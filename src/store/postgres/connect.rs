@@ -80,7 +80,7 @@ async fn check(session: &mut Session) -> Result<(), StoreError> {
     let probe = Statement::new(include_str!("probe.sql"), vec![Value::Flag(keeps_settings)]);
     let row = session.fetch_one(&probe).await?;
     if session.read(&row, "read_only")? {
-        return Err(read_only(session));
+        return Err(session.read_only());
     }
     let newest = match session.read::<Option<i32>>(&row, "version")? {
         Some(version) => Some((version, session.read(&row, "compatible_from")?)),
@@ -95,13 +95,9 @@ async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
         "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
     let row = session.fetch_one(&Statement::new(probe, Vec::new())).await?;
     match session.read(&row, "read_only")? {
-        true => Err(read_only(session)),
+        true => Err(session.read_only()),
         false => Ok(()),
     }
-}
-
-fn read_only(session: &Session) -> StoreError {
-    session.unavailable("it is read-only: a standby, or a primary that was demoted")
 }
 
 fn silent(server: &Server, share: Duration) -> StoreError {

@@ -200,6 +200,11 @@ impl Session {
         StoreError::Unavailable { location: self.location.to_string(), detail: detail.to_owned() }
     }
 
+    /// The server takes no writes.
+    pub(super) fn read_only(&self) -> StoreError {
+        self.unavailable("it is read-only: a standby, or a primary that was demoted")
+    }
+
     pub(super) async fn close(self) {
         // The server notices a connection that merely ends, too.
         let _ = self.connection.close().await;

@@ -273,7 +273,7 @@ mod tests {
             ("postgres://me@db/app?sslpassword=s3cret", "sslpassword"),
             ("postgres://me:s3cret@db/app?port=x", "postgres://user:password@host:port/database"),
             ("postgres://me:s3cret@h1,h2:x/app", "percent-encoded"),
-            ("postgres://me:s3,cret/x@h1,h2/app", "%2F"),
+            ("postgres://me:s3,cret/x@h1,h2/app", "percent-encoded"),
             ("postgres://me:1,2/s3cret@h1,h2/app", "%2F"),
             ("postgres://me:s3cret@h1,,h2/app", "empty"),
             ("postgres://me:s3cret@h1,h2/app?port=1,2,3", "3 ports for 2 hosts"),
