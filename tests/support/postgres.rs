@@ -582,8 +582,8 @@ fn is_complete(dir: &Path) -> bool {
     ["initdb", "pg_ctl", "postgres"].iter().all(|binary| dir.join(binary).is_file())
 }
 
-/// Whom the server runs as, when that is not ourselves: PostgreSQL refuses to run as root.
-fn server_user() -> Option<(u32, u32)> {
+/// Whom a server runs as, when that is not ourselves: PostgreSQL refuses to run as root.
+pub fn server_user() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }
