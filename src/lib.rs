@@ -126,6 +126,7 @@
 mod actor;
 pub mod clock;
 mod config;
+pub mod diagnosis;
 mod end;
 mod error;
 mod event;

@@ -39,12 +39,16 @@ use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release, ReleaseOutcome,
     Renew, RenewOutcome, StoreError,
 };
-use crate::session::{Holder, SessionKey};
+use crate::{
+    diagnosis::{Finding, Plan},
+    session::{Holder, SessionKey},
+};
 use statement::Session;
 use target::Target;
 
 mod acquire;
 mod connect;
+mod examine;
 mod fault;
 mod hosts;
 mod row;
@@ -72,6 +76,10 @@ impl PostgresStore {
     /// [`StoreError::Url`], which says what to change.
     pub fn new(url: &str) -> Result<Self, StoreError> {
         Ok(Self { target: Arc::new(Target::parse(url)?) })
+    }
+
+    pub(crate) async fn examine(&self, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+        examine::examine(&self.target, plan).await
     }
 }
 

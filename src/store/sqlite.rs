@@ -20,9 +20,13 @@ use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, MAX_BATCH, Migrated, Page, Release,
     ReleaseOutcome, Renew, RenewOutcome, StoreError,
 };
-use crate::session::{Holder, SessionKey};
+use crate::{
+    diagnosis::{Finding, Plan},
+    session::{Holder, SessionKey},
+};
 
 mod acquire;
+mod examine;
 mod failure;
 mod file;
 mod read;
@@ -72,6 +76,10 @@ impl SqliteStore {
     /// [`StoreError::Url`] when the URL does not name a SQLite file.
     pub fn new(url: &str) -> Result<Self, StoreError> {
         DatabaseFile::from_url(url).map(|file| Self { file })
+    }
+
+    pub(crate) async fn examine(&self, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+        examine::examine(&self.file, plan).await.map_err(|failure| failure.in_file(&self.file))
     }
 
     /// The file, as an absolute path.

@@ -42,6 +42,11 @@ pub struct PgBouncer {
 impl PgBouncer {
     /// In front of `server`, for all of its databases. `None`, and a word on stderr, where it is not installed.
     pub fn start(server: &Server) -> Option<Self> {
+        Self::start_with(server, "")
+    }
+
+    /// The same with more lines in its section of settings.
+    pub fn start_with(server: &Server, settings: &str) -> Option<Self> {
         let Some(program) = program() else {
             // Past the capture of libtest: whoever reads the results shall know what they do not cover.
             let _ = writeln!(
@@ -57,7 +62,7 @@ impl PgBouncer {
             .expect("there is room for a directory");
         let address = free_address();
         let (conf, log) = (directory.path().join("pgbouncer.ini"), directory.path().join("log"));
-        fs::write(&conf, settings(server.address(), address)).expect("the directory is ours");
+        fs::write(&conf, file(server.address(), address) + settings).expect("the directory is ours");
         let keeper = keep(&program, &conf, &log);
         wait_until("PgBouncer listens", || TcpStream::connect(address).is_ok());
         Some(Self { keeper, address, _directory: directory })
@@ -78,7 +83,7 @@ impl Drop for PgBouncer {
 
 /// After a log-in that failed PgBouncer would tell everybody so for 15 s, which is longer than a lease of the tests
 /// lasts.
-fn settings(server: SocketAddr, own: SocketAddr) -> String {
+fn file(server: SocketAddr, own: SocketAddr) -> String {
     format!(
         "[databases]\n\
          * = host={} port={} user={ROLE}\n\

@@ -100,7 +100,7 @@ async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
     }
 }
 
-fn silent(server: &Server, share: Duration) -> StoreError {
+pub(super) fn silent(server: &Server, share: Duration) -> StoreError {
     StoreError::Unavailable {
         location: server.location.to_string(),
         detail: format!("no answer within {share:?}"),
@@ -109,7 +109,7 @@ fn silent(server: &Server, share: Duration) -> StoreError {
 
 /// Why none of the servers will do. What is wrong with the schema is so on all of them. Otherwise it is certain only
 /// if every server has refused for certain.
-fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> StoreError {
+pub(super) fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> StoreError {
     let is_of_the_schema = |error: &StoreError| {
         matches!(error, StoreError::SchemaMissing { .. } | StoreError::SchemaTooNew { .. })
     };
@@ -120,12 +120,17 @@ fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> StoreError {
     if let (Some(first), true) = (errors().next(), errors().all(|error| !error.is_transient())) {
         return first.clone();
     }
-    let told = refusals.iter().map(|(server, error)| match error {
-        StoreError::Unavailable { detail, .. } => format!("{}: {detail}", server.address),
-        other => other.to_string(),
-    });
+    let told = refusals.iter().map(|(server, error)| told(server, error));
     StoreError::Unavailable {
         location: target.location.to_string(),
         detail: told.collect::<Vec<_>>().join("; "),
+    }
+}
+
+/// An error of one server, among others'.
+pub(super) fn told(server: &Server, error: &StoreError) -> String {
+    match error {
+        StoreError::Unavailable { detail, .. } => format!("{}: {detail}", server.address),
+        other => other.to_string(),
     }
 }

@@ -91,12 +91,9 @@ impl Server {
     }
 
     pub(super) fn options(&self, bounds: Bounds) -> PgConnectOptions {
-        let mut options = self.options.clone().disable_statement_logging();
-        if options.get_application_name().is_none() {
-            options = options.application_name("tenure");
-        }
+        let options = self.plain_options();
         if self.pooled {
-            return options.extra_float_digits(None).statement_cache_capacity(0);
+            return options;
         }
         options.options([
             ("statement_timeout", server_millis(bounds.statement)),
@@ -105,6 +102,18 @@ impl Server {
             ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
             ("default_transaction_isolation", "read committed".to_owned()),
         ])
+    }
+
+    /// Without any setting of ours.
+    pub(super) fn plain_options(&self) -> PgConnectOptions {
+        let mut options = self.options.clone().disable_statement_logging();
+        if options.get_application_name().is_none() {
+            options = options.application_name("tenure");
+        }
+        match self.pooled {
+            true => options.extra_float_digits(None).statement_cache_capacity(0),
+            false => options,
+        }
     }
 }
 
