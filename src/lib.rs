@@ -136,6 +136,7 @@
 mod actor;
 pub mod clock;
 mod config;
+pub mod diagnosis;
 mod end;
 mod error;
 mod event;
