@@ -294,11 +294,15 @@ mod over_a_network {
         holder.granted("another").await;
         holder.watch("chat");
         let deaf = until_listening(backend.database(), |_| true).await;
+        let mut ear = PgListener::connect(&backend.url()).await.unwrap();
+        ear.listen(&format!("tenure_{}", holder.node().await.simple())).await.unwrap();
         proxy.swallow_replies();
         let lost = proxy.next_lost_reply();
         let asked_at = SystemClock.now();
         ask(&asker, "chat").await;
-        timeout(AT_LAST, lost).await.expect("a hint was sent");
+        timeout(AT_LAST, async { (ear.recv().await.unwrap(), lost.await) }).await.expect("a hint was sent");
+        // It leaves the server for all who listen, one after the other.
+        background::sleep(Duration::from_millis(200)).await;
         proxy.pass();
         let took = stopped_after(&mut holder, "chat", asked_at).await;
         assert!(took < ttl, "{took:?}");
