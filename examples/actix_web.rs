@@ -136,6 +136,7 @@ impl ResponseError for Refusal {
                 HttpResponse::Conflict().insert_header((RETRY_AFTER, retry_after)).json(busy)
             }
             // Draining, or no grant; what may have been acquired all the same is being given back.
+            // The text names the database: a public service would rather log it.
             Self::NotGranted(_) | Self::Unknown(_) => {
                 HttpResponse::ServiceUnavailable().insert_header((RETRY_AFTER, "1")).body(self.to_string())
             }
@@ -201,7 +202,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         App::new().app_data(host.clone()).service(session).route("/ready", web::get().to(ready))
     };
     // Told to leave, the runs come first, and the server last.
-    let server = HttpServer::new(app).workers(2).disable_signals().shutdown_timeout(2);
+    let server = HttpServer::new(app).workers(2).disable_signals().shutdown_timeout(5);
     // Without this, a client that has gone is not noticed before it is answered, and `turn` works on for nobody.
     let server = server.h1_allow_half_closed(false);
     let server = server.bind((Ipv4Addr::LOCALHOST, port))?;

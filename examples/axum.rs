@@ -161,6 +161,7 @@ impl From<QueryError> for Refusal {
     }
 }
 
+/// The text names the database: a public service would rather log it.
 fn unavailable(error: &dyn Error) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], error.to_string()).into_response()
 }
@@ -239,7 +240,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     );
     // Whoever waited for a run has its answer now; nobody else is waited for.
     closed.cancel();
-    let _ = timeout(Duration::from_secs(2), server).await;
+    let _ = timeout(Duration::from_secs(5), server).await;
     Ok(())
 }
 
