@@ -12,8 +12,8 @@
 //! curl -i $url -d 'tell me a story'            # 200 and the reply, two seconds later …
 //! curl -i $url -d 'me too'                     # … and meanwhile, 409: the holder as JSON, and Retry-After
 //! curl -i -m 1 $url -d 'tell me a long story'; # the client gives up after a second; the work goes on …
-//! curl -i $url                                 # … and whoever asks gets its reply: 200; without a run, 404
-//! curl -i $url -X DELETE                       # 202: the run is told to stop; who waits for it gets 410
+//! curl -i $url                                 # … and whoever asks meanwhile gets its reply: 200; else 404
+//! curl -i $url -X DELETE                       # 202: the run is asked to stop; who waits for it gets 410
 //! curl -i ${url%run}turn -d 'a short one'      # the same as a part of the request: it ends with its client
 //! curl -i http://127.0.0.1:8080/ready          # 200; 503 while draining, and when the database is away
 //! ```
@@ -38,14 +38,12 @@ use actix_web::{
 };
 use tenure::{
     AcquireError, EndReason, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey, SessionStatus,
-    Supervisor,
+    StopAnswer, StopError, Supervisor,
 };
 use tokio::time::sleep;
 
 /// How long one turn of the pretended agent takes.
 const TURN: Duration = Duration::from_millis(500);
-/// How long a reply is kept for a client that was away.
-const KEPT: Duration = Duration::from_secs(60);
 /// How long runs may go on when the service is told to leave.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -79,24 +77,21 @@ async fn start(host: Data<Host>, key: Path<SessionKey>, prompt: String) -> Resul
     Ok(work.attach().await?)
 }
 
-/// GET …/run: waits for the work that goes on, or has just ended, in this process.
+/// GET …/run: attaches to the work that goes on in this process.
 async fn attach(host: Data<Host>, key: Path<SessionKey>) -> Result<String, Refusal> {
     match host.works.of(&key) {
         Some(work) => Ok(work.attach().await?),
-        // It may go on elsewhere: the status names the holder.
+        // It may go on elsewhere: the status names the holder. Or it is over: an agent has written down its reply.
         None => Err(Refusal::NotHere(Box::new(host.supervisor.inspect(&key).await?))),
     }
 }
 
-/// DELETE …/run: tells the work of this process to stop; its session is free when it has.
-async fn stop(host: Data<Host>, key: Path<SessionKey>) -> HttpResponse {
-    match host.works.of(&key).filter(|work| !work.is_finished()) {
-        Some(work) => {
-            work.context().stop("asked by the user");
-            HttpResponse::Accepted().finish()
-        }
-        None => HttpResponse::NotFound().finish(),
-    }
+/// DELETE …/run: asks the run to stop, whichever server it is on; the session is free when its work has ended.
+async fn stop(host: Data<Host>, key: Path<SessionKey>) -> Result<HttpResponse, Refusal> {
+    Ok(match host.supervisor.stop(&key).by("its user").await? {
+        StopAnswer::Asked(asked) => HttpResponse::Accepted().json(asked.holder()),
+        StopAnswer::Idle => HttpResponse::NotFound().finish(),
+    })
 }
 
 /// POST …/turn: work that is a part of its request. A client that goes drops it, and the session is free.
@@ -126,6 +121,8 @@ enum Refusal {
     NotHere(Box<SessionStatus>),
     #[error(transparent)]
     Unknown(#[from] QueryError),
+    #[error(transparent)]
+    NotAsked(#[from] StopError),
 }
 
 impl ResponseError for Refusal {
@@ -137,7 +134,7 @@ impl ResponseError for Refusal {
             }
             // Draining, or no grant; what may have been acquired all the same is being given back.
             // The text names the database: a public service would rather log it.
-            Self::NotGranted(_) | Self::Unknown(_) => {
+            Self::NotGranted(_) | Self::Unknown(_) | Self::NotAsked(_) => {
                 HttpResponse::ServiceUnavailable().insert_header((RETRY_AFTER, "1")).body(self.to_string())
             }
             Self::NotHere(status) => HttpResponse::NotFound().json(status),
@@ -155,7 +152,7 @@ impl ResponseError for Refusal {
     }
 }
 
-/// What this process works on, and, for a while, what came of it; by session.
+/// What this process works on, by session.
 #[derive(Clone, Default)]
 struct Works(Arc<Mutex<HashMap<SessionKey, ScopeHandle<String>>>>);
 
@@ -166,7 +163,6 @@ impl Works {
         // Once it is in, so that work which has ended already is taken out, too.
         tokio::spawn(async move {
             let _ = work.attach().await;
-            sleep(KEPT).await;
             let mut works = works.lock();
             // The session's next run may have taken its place.
             if works.get(ctx.key()).is_some_and(|kept| kept.context().run_id() == ctx.run_id()) {

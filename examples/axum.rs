@@ -12,8 +12,8 @@
 //! curl -i $url -d 'tell me a story'            # 200 and the reply, two seconds later …
 //! curl -i $url -d 'me too'                     # … and meanwhile, 409: the holder as JSON, and Retry-After
 //! curl -i -m 1 $url -d 'tell me a long story'; # the client gives up after a second; the work goes on …
-//! curl -i $url                                 # … and whoever asks gets its reply: 200; without a run, 404
-//! curl -i $url -X DELETE                       # 202: the run is told to stop; who waits for it gets 410
+//! curl -i $url                                 # … and whoever asks meanwhile gets its reply: 200; else 404
+//! curl -i $url -X DELETE                       # 202: the run is asked to stop; who waits for it gets 410
 //! curl -i ${url%run}turn -d 'a short one'      # the same as a part of the request: it ends with its client
 //! curl -i http://127.0.0.1:8080/ready          # 200; 503 while draining, and when the database is away
 //! ```
@@ -38,7 +38,8 @@ use axum::{
     routing::{get, post},
 };
 use tenure::{
-    AcquireError, EndReason, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey, Supervisor,
+    AcquireError, EndReason, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey, StopAnswer,
+    StopError, Supervisor,
 };
 use tokio::{
     net::TcpListener,
@@ -48,8 +49,6 @@ use tokio_util::sync::CancellationToken;
 
 /// How long one turn of the pretended agent takes.
 const TURN: Duration = Duration::from_millis(500);
-/// How long a reply is kept for a client that was away.
-const KEPT: Duration = Duration::from_secs(60);
 /// How long runs may go on when the service is told to leave.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -88,11 +87,11 @@ async fn start(
     Ok(work.attach().await?)
 }
 
-/// GET …/run: waits for the work that goes on, or has just ended, in this process.
+/// GET …/run: attaches to the work that goes on in this process.
 async fn attach(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<String, Refusal> {
     match host.works.of(&key) {
         Some(work) => Ok(work.attach().await?),
-        // It may go on elsewhere: the status names the holder.
+        // It may go on elsewhere: the status names the holder. Or it is over: an agent has written down its reply.
         None => {
             let status = host.supervisor.inspect(&key).await?;
             Err(Refusal((StatusCode::NOT_FOUND, Json(status)).into_response()))
@@ -100,15 +99,12 @@ async fn attach(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result
     }
 }
 
-/// DELETE …/run: tells the work of this process to stop; its session is free when it has.
-async fn stop(State(host): State<Host>, Path(key): Path<SessionKey>) -> StatusCode {
-    match host.works.of(&key).filter(|work| !work.is_finished()) {
-        Some(work) => {
-            work.context().stop("asked by the user");
-            StatusCode::ACCEPTED
-        }
-        None => StatusCode::NOT_FOUND,
-    }
+/// DELETE …/run: asks the run to stop, whichever server it is on; the session is free when its work has ended.
+async fn stop(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<Response, Refusal> {
+    Ok(match host.supervisor.stop(&key).by("its user").await? {
+        StopAnswer::Asked(asked) => (StatusCode::ACCEPTED, Json(asked.holder())).into_response(),
+        StopAnswer::Idle => StatusCode::NOT_FOUND.into_response(),
+    })
 }
 
 /// POST …/turn: work that is a part of its request. A client that goes drops it, and the session is free.
@@ -161,6 +157,12 @@ impl From<QueryError> for Refusal {
     }
 }
 
+impl From<StopError> for Refusal {
+    fn from(error: StopError) -> Self {
+        Self(unavailable(&error))
+    }
+}
+
 /// The text names the database: a public service would rather log it.
 fn unavailable(error: &dyn Error) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], error.to_string()).into_response()
@@ -172,7 +174,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// What this process works on, and, for a while, what came of it; by session.
+/// What this process works on, by session.
 #[derive(Clone, Default)]
 struct Works(Arc<Mutex<HashMap<SessionKey, ScopeHandle<String>>>>);
 
@@ -183,7 +185,6 @@ impl Works {
         // Once it is in, so that work which has ended already is taken out, too.
         tokio::spawn(async move {
             let _ = work.attach().await;
-            sleep(KEPT).await;
             let mut works = works.lock();
             // The session's next run may have taken its place.
             if works.get(ctx.key()).is_some_and(|kept| kept.context().run_id() == ctx.run_id()) {

@@ -28,7 +28,8 @@
 //!   and for renewals alone [`MemoryStore::fail_renewals`];
 //! - *one row is locked by a stranger*: [`MemoryStore::set_locked`];
 //! - *the lease is taken away*: [`MemoryStore::take_away`], [`MemoryStore::delete`];
-//! - *somebody asks the run to stop*: [`MemoryStore::request_stop`];
+//! - *somebody asks the run to stop*: [`MemoryStore::request_stop`]; *and no hint of it arrives*:
+//!   [`MemoryStore::set_hints_lost`];
 //! - *the machine sleeps*: [`SimClock::suspend`]; *a virtual machine is paused*: [`SimClock::pause`];
 //! - *the database's clock is stepped*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
 //!
