@@ -99,7 +99,7 @@ fn verbs(c: &mut Criterion, runtime: &Runtime, backend: &str, url: &str) {
                 .block_on(async { supervisor.acquire(&free).await.expect("it was released").release().await })
         });
     });
-    runtime.block_on(supervisor.shutdown());
+    runtime.block_on(supervisor.shutdown(supervisor.timing().stop_grace()));
 }
 
 async fn acquire_and_release(connection: &mut dyn LeaseConnection, key: &SessionKey) {

@@ -80,7 +80,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     println!("host: shutting down");
-    let report = supervisor.shutdown().await;
+    let report = supervisor.shutdown(supervisor.timing().stop_grace()).await;
     println!("host: left behind: {:?}", report.left);
     println!(
         "host: the agent takes no more turns: {:?}",

@@ -64,7 +64,7 @@ async fn desktop(url: &str) -> Result<()> {
         "late release: {}",
         if ended.released { "released" } else { "nothing of ours was left to release" }
     );
-    supervisor.shutdown().await;
+    supervisor.shutdown(supervisor.timing().stop_grace()).await;
     Ok(())
 }
 
@@ -107,7 +107,7 @@ async fn browser(url: &str) -> Result<()> {
     .await?;
     let idle = supervisor.inspect(&session()?).await?.state == SessionState::Idle;
     say("browser", if idle { "done; the session is idle" } else { "done; the session is not idle yet" });
-    supervisor.shutdown().await;
+    supervisor.shutdown(supervisor.timing().stop_grace()).await;
     desktop.end()
 }
 

@@ -19,12 +19,16 @@
 //!   whose outcome is unknown (invariant I7).
 //! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
 //! - [`lane`] carries statements of one kind.
+//! - [`hints`] listens for requests to stop, and has the registry read them; [`watching`] looks at sessions for those
+//!   who watch. No run depends on either.
 //!
 //! A panic kills one actor. A run actor's end, however it comes, cancels its token and tells the registry; it
 //! is never restarted. The registry's end cancels the root of all tokens, and with it every run.
 
 pub(crate) mod acquisition;
+pub(crate) mod hints;
 pub(crate) mod lane;
 pub(crate) mod query;
 pub(crate) mod registry;
 pub(crate) mod run;
+pub(crate) mod watching;

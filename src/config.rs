@@ -14,6 +14,7 @@ pub(crate) struct Settings {
     pub(crate) renew_timeout: Option<Duration>,
     pub(crate) acquire_timeout: Option<Duration>,
     pub(crate) stop_grace: Option<Duration>,
+    pub(crate) stuck_limit: Option<Duration>,
 }
 
 /// The checked durations of one supervisor, the same for all its runs.
@@ -35,6 +36,7 @@ pub struct Timing {
     renew_timeout: Duration,
     acquire_timeout: Duration,
     stop_grace: Duration,
+    stuck_limit: Option<Duration>,
 }
 
 impl Timing {
@@ -74,6 +76,12 @@ impl Timing {
     /// How long work may go on after it was told to stop, while the lease is still renewed. Default 5 s.
     pub fn stop_grace(&self) -> Duration {
         self.stop_grace
+    }
+
+    /// How long work that outlives its grace and cannot be dropped keeps the session, until it is given up and the
+    /// session released although the work may still act. Default `None`: for as long as it lives.
+    pub fn stuck_limit(&self) -> Option<Duration> {
+        self.stuck_limit
     }
 
     /// The longest pause between two attempts: ttl/30, at most 1 s.
@@ -144,6 +152,7 @@ impl Settings {
             renew_timeout: self.renew_timeout.unwrap_or((ttl / 10).min(seconds(5))),
             acquire_timeout: self.acquire_timeout.unwrap_or((ttl / 3).clamp(seconds(1), seconds(10))),
             stop_grace: self.stop_grace.unwrap_or(Self::DEFAULT_STOP_GRACE),
+            stuck_limit: self.stuck_limit,
         };
         check_relations(&timing)?;
         Ok(timing)
@@ -151,13 +160,24 @@ impl Settings {
 }
 
 fn check_relations(timing: &Timing) -> Result<(), ConfigError> {
-    let Timing { ttl, safety_margin, renew_interval, renew_timeout, acquire_timeout, stop_grace } = *timing;
+    let Timing {
+        ttl,
+        safety_margin,
+        renew_interval,
+        renew_timeout,
+        acquire_timeout,
+        stop_grace,
+        stuck_limit,
+    } = *timing;
     let least = Settings::LEAST_PART;
     between("safety_margin", safety_margin, (ttl / 20).max(least), ttl / 2, "ttl/20 and ttl/2")?;
     between("renew_interval", renew_interval, least, ttl / 2, "20 ms and ttl/2")?;
     between("renew_timeout", renew_timeout, least, ttl / 4, "20 ms and ttl/4")?;
     between("acquire_timeout", acquire_timeout, least, Settings::GREATEST_TTL, "20 ms and 24 hours")?;
     between("stop_grace", stop_grace, Duration::ZERO, Settings::GREATEST_GRACE, "0 and a year")?;
+    if let Some(limit) = stuck_limit {
+        between("stuck_limit", limit, Duration::ZERO, Settings::GREATEST_GRACE, "0 and a year")?;
+    }
     let needed = timing.latest_renewal() + 3 * renew_timeout + 2 * timing.longest_backoff();
     if needed > timing.trusted_after_grant() {
         return Err(ConfigError::TooFewAttempts {

@@ -50,6 +50,12 @@ pub enum Limit {
         serde(rename = "max_duration_ms", serialize_with = "crate::session::millis")
     )]
     MaxDuration(Duration),
+    /// The work may go this long without a [`beat`](crate::RunContext::beat), time in suspend included.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "max_silence_ms", serialize_with = "crate::session::millis")
+    )]
+    MaxSilence(Duration),
 }
 
 impl EndReason {
@@ -60,6 +66,15 @@ impl EndReason {
 
     pub(crate) fn stopped(request: &StopRequest) -> Self {
         Self::Stopped { by: request.by.clone(), why: request.reason.clone() }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MaxDuration(limit) => write!(f, "took longer than {limit:?}"),
+            Self::MaxSilence(limit) => write!(f, "showed no sign of advancing for {limit:?}"),
+        }
     }
 }
 
@@ -80,7 +95,7 @@ impl fmt::Display for EndReason {
                 Ok(())
             }
             Self::Shutdown => f.write_str("supervisor shut down"),
-            Self::TimedOut { limit: Limit::MaxDuration(limit) } => write!(f, "took longer than {limit:?}"),
+            Self::TimedOut { limit } => limit.fmt(f),
             Self::Superseded => {
                 f.write_str("superseded: another run has the session, or its row was deleted")
             }
@@ -89,3 +104,6 @@ impl fmt::Display for EndReason {
         }
     }
 }
+
+/// For work that hands on, with `?`, why a [`Task`](crate::Task) of it was cut short.
+impl std::error::Error for EndReason {}

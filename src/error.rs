@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use crate::{
     config::ConfigError,
     end::EndReason,
+    run::Ended,
     session::{Holder, InvalidText},
     store::StoreError,
 };
@@ -30,9 +31,10 @@ pub enum AcquireError {
     /// The request cannot succeed as things are. Certain: nothing was acquired.
     #[error(transparent)]
     Refused(StoreError),
-    /// The supervisor is shutting down. Certain: nothing was acquired.
-    #[error("the supervisor is shutting down and takes no new runs")]
-    ShuttingDown,
+    /// The supervisor is draining, or shutting down. Certain: nothing was acquired, and never will be by this
+    /// supervisor; ask another one.
+    #[error("the supervisor is draining and takes no new runs")]
+    Draining,
     /// The supervisor's thread has ended. If the request had been sent, its lease expires within one ttl.
     #[error(transparent)]
     Closed(#[from] Closed),
@@ -114,6 +116,32 @@ pub enum QueryError {
     Closed(#[from] Closed),
 }
 
+/// Why nobody is known to have been asked to stop.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StopError {
+    /// The database gave no usable answer, or the row stayed locked. If the error is
+    /// [uncertain](StoreError::is_uncertain), the run may have been asked all the same. Asking again does no harm when
+    /// the run is named.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The supervisor's thread has ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// Who asks, or why, cannot be stored. Certain: nobody was asked.
+    #[error(transparent)]
+    Invalid(#[from] InvalidText),
+}
+
+impl From<QueryError> for StopError {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Store(error) => Self::Store(error),
+            QueryError::Closed(closed) => Self::Closed(closed),
+        }
+    }
+}
+
 /// The supervisor's thread has ended: it was shut down, or it failed. All its runs were cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the supervisor has ended; start another one")]
@@ -124,19 +152,25 @@ pub struct Closed;
 /// The value of work that returned after the run had ended is kept in here: it was computed, but the session
 /// may have been somebody else's by then.
 #[must_use]
+#[derive(Clone)]
 pub struct ScopeError<T> {
-    reason: EndReason,
+    ended: Ended,
     value: Option<T>,
 }
 
 impl<T> ScopeError<T> {
-    pub(crate) fn new(reason: EndReason, value: Option<T>) -> Self {
-        Self { reason, value }
+    pub(crate) fn new(ended: Ended, value: Option<T>) -> Self {
+        Self { ended, value }
     }
 
     /// Why the run ended.
     pub fn reason(&self) -> &EndReason {
-        &self.reason
+        &self.ended.reason
+    }
+
+    /// How the run ended, as far as it was known when the scope returned: a release goes on in the background.
+    pub fn ended(&self) -> &Ended {
+        &self.ended
     }
 
     /// What the work returned after the run had ended; `None` when it was dropped before it returned.
@@ -148,7 +182,7 @@ impl<T> ScopeError<T> {
 impl<T> fmt::Debug for ScopeError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ScopeError")
-            .field("reason", &self.reason)
+            .field("ended", &self.ended)
             .field("has_value", &self.value.is_some())
             .finish()
     }
@@ -156,7 +190,11 @@ impl<T> fmt::Debug for ScopeError<T> {
 
 impl<T> fmt::Display for ScopeError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the run ended before its work did: {}", self.reason)
+        write!(f, "the run ended before its work did: {}", self.ended.reason)?;
+        match self.ended.gave_up {
+            true => f.write_str("; the work has not ended and was given up"),
+            false => Ok(()),
+        }
     }
 }
 

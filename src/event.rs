@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::stream::{self, Stream};
+use actix::Recipient;
+use futures::{
+    StreamExt,
+    stream::{self, Stream},
+};
 use tokio::sync::broadcast;
 
 #[cfg(feature = "serde")]
@@ -83,13 +87,22 @@ pub enum RunEvent {
         reason: EndReason,
         /// Whether the database confirmed the release.
         released: bool,
+        /// Whether the session was given up while the work may still act: see
+        /// [`stuck_limit`](crate::Builder::stuck_limit).
+        gave_up: bool,
     },
     /// This listener was too slow and has missed this many events.
     Missed(u64),
 }
 
+/// What an actor of the host is told: see [`Builder::events`](crate::Builder::events).
+impl actix::Message for RunEvent {
+    type Result = ();
+}
+
 /// Events kept for a slow listener; beyond, the oldest are dropped and counted.
 const KEPT: usize = 1024;
+const KEPT_OF_ONE_RUN: usize = 64;
 
 /// Sends without ever waiting (invariant I10).
 #[derive(Debug, Clone)]
@@ -98,6 +111,11 @@ pub(crate) struct EventSender(broadcast::Sender<RunEvent>);
 impl EventSender {
     pub(crate) fn new() -> Self {
         Self(broadcast::Sender::new(KEPT))
+    }
+
+    /// The events of one run.
+    pub(crate) fn of_one_run() -> Self {
+        Self(broadcast::Sender::new(KEPT_OF_ONE_RUN))
     }
 
     pub(crate) fn send(&self, event: RunEvent) {
@@ -116,7 +134,7 @@ impl EventSender {
 pub(crate) struct EventSource(broadcast::WeakSender<RunEvent>);
 
 impl EventSource {
-    pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static {
+    pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         let events = self.0.upgrade().map(|sender| sender.subscribe());
         Box::pin(stream::unfold(events, async |events| {
             let mut events = events?;
@@ -128,6 +146,16 @@ impl EventSource {
                 Err(broadcast::error::RecvError::Closed) => None,
             }
         }))
+    }
+}
+
+/// Tells an actor, one event at a time, until nobody sends any more or the actor has ended. What happens while it is
+/// busy is kept by the sender.
+pub(crate) async fn forward(mut events: impl Stream<Item = RunEvent> + Unpin, to: Recipient<RunEvent>) {
+    while let Some(event) = events.next().await {
+        if to.send(event).await.is_err() {
+            return;
+        }
     }
 }
 

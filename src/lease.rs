@@ -3,7 +3,7 @@
 //! ```text
 //! Held ── stop, limit, panic, shutdown ──► Draining ── grace passed ──► Stuck
 //!   │                                         │                          │
-//!   ├── work ended ───────────► Releasing ◄───┴────── work ended ────────┤
+//!   ├── work ended ───────────► Releasing ◄───┴─ work ended, or given up ┤
 //!   │                               │                                    │
 //!   │                               └──► Ended                           │
 //!   └── lost (certain), or trusted_until reached, in any state ──► Ended, work killed
@@ -31,6 +31,8 @@ pub(crate) enum Action {
     Cancel(EndReason),
     /// The work has had its time: drop or kill it.
     Kill,
+    /// Nobody waits for the work any more, though it has not ended. Comes once, if `stuck_limit` is set.
+    GiveUp,
     /// Send a release; answer with [`Lease::on_release`] and the same attempt.
     Release { attempt: u64, alone: bool },
     /// Tell whoever listens.
@@ -81,7 +83,9 @@ enum State {
     Killing {
         stuck_at: BootInstant,
     },
-    Stuck,
+    Stuck {
+        give_up_at: Option<BootInstant>,
+    },
     Releasing,
     Ended,
 }
@@ -115,12 +119,23 @@ pub(crate) struct Lease {
     /// What the renewal in flight carries of it.
     sent_phase: Option<Phase>,
     /// When the run has had all the time it was given.
-    limit: Option<(BootInstant, Limit)>,
+    over_at: Option<(BootInstant, Limit)>,
+    silence: Option<Silence>,
+    /// The work has ended, or was given up.
     work_ended: bool,
     /// Set on loss: when the work is killed, until it was.
     kill_at: Option<BootInstant>,
+    /// Set on loss: when work that was killed and lives on is given up.
+    give_up_lost_at: Option<BootInstant>,
     finished: bool,
     actions: VecDeque<Action>,
+}
+
+/// How long the work may show no sign of advancing, and when it last did.
+#[derive(Debug, Clone, Copy)]
+struct Silence {
+    longest: Duration,
+    since: BootInstant,
 }
 
 /// A change of stage or phase is shown to others this soon, unless the run has ended by then.
@@ -154,17 +169,22 @@ impl Lease {
             shown_stage: Stage::Running,
             unshown_phase: None,
             sent_phase: None,
-            limit: None,
+            over_at: None,
+            silence: None,
             work_ended: false,
             kill_at: None,
+            give_up_lost_at: None,
             finished: false,
             actions: VecDeque::new(),
         })
     }
 
-    /// Gives the run this long from `now`; no renewal moves it.
-    pub(crate) fn limit_to(&mut self, duration: Duration, now: BootInstant) {
-        self.limit = Some((now + duration, Limit::MaxDuration(duration)));
+    /// Limits the run from `now` on; no renewal moves it.
+    pub(crate) fn limit_to(&mut self, limit: Limit, now: BootInstant) {
+        match limit {
+            Limit::MaxDuration(duration) => self.over_at = Some((now + duration, limit)),
+            Limit::MaxSilence(longest) => self.silence = Some(Silence { longest, since: now }),
+        }
     }
 
     /// The end of trust. After the end it is whatever it was last; ask [`is_held`](Self::is_held).
@@ -187,10 +207,12 @@ impl Lease {
     pub(crate) fn poll_timeout(&self) -> Option<BootInstant> {
         let trust_ends = (self.state != State::Ended).then_some(self.trusted_until);
         let state = match self.state {
-            State::Held => self.limit.map(|(at, _)| at),
+            State::Held => self.next_limit().map(|(at, _)| at),
             State::Draining { grace_until } => Some(grace_until),
             State::Killing { stuck_at } => Some(stuck_at),
-            State::Stuck | State::Releasing | State::Ended => None,
+            State::Stuck { give_up_at } => give_up_at,
+            State::Releasing => None,
+            State::Ended => self.kill_at.or(self.give_up_lost_at),
         };
         let renewal = match self.renewal {
             Call::Due { at, .. } => Some(at),
@@ -201,25 +223,32 @@ impl Lease {
             Call::Due { at, .. } => Some(at),
             Call::InFlight { .. } | Call::Never => None,
         };
-        [trust_ends, state, renewal, release, self.kill_at].into_iter().flatten().min()
+        [trust_ends, state, renewal, release].into_iter().flatten().min()
     }
 
     /// Time has passed, or a clock may have jumped.
     pub(crate) fn on_timeout(&mut self, now: BootInstant) {
         self.check_trust(now);
-        self.check_limit(now);
-        if self.kill_at.is_some_and(|at| now >= at) {
-            self.kill();
-        }
+        self.check_limits(now);
         match self.state {
             State::Draining { grace_until } if now >= grace_until => {
                 self.kill();
                 self.state = State::Killing { stuck_at: now + self.timing.loss_grace() };
             }
             State::Killing { stuck_at } if now >= stuck_at => self.become_stuck(now),
+            State::Stuck { give_up_at: Some(at) } if now >= at => self.give_up(now),
+            State::Ended if self.kill_at.is_some_and(|at| now >= at) => self.kill_lost(now),
+            State::Ended if self.give_up_lost_at.is_some_and(|at| now >= at) => self.give_up(now),
             _ => {}
         }
         self.send_due(now);
+    }
+
+    /// The work has shown a sign of advancing at this instant.
+    pub(crate) fn on_beat(&mut self, at: BootInstant) {
+        if let Some(silence) = &mut self.silence {
+            silence.since = silence.since.max(at);
+        }
     }
 
     /// A renewal was answered, or will never be.
@@ -236,7 +265,7 @@ impl Lease {
                 }
                 self.confirm(sent_at, remaining, now);
                 if let Some(request) = stop {
-                    self.on_stop(EndReason::stopped(&request), now);
+                    self.on_stop(EndReason::stopped(&request), None, now);
                 }
             }
             Renewal::Lost(reason) => self.lose(reason, now),
@@ -248,16 +277,23 @@ impl Lease {
         self.send_due(now);
     }
 
-    /// The work is to end: cancel it, and wait for it while renewals go on (invariant I6).
-    pub(crate) fn on_stop(&mut self, reason: EndReason, now: BootInstant) {
+    /// The work is to end: cancel it, and wait for it while renewals go on (invariant I6). Its grace is `stop_grace`
+    /// unless given, and a later request can only shorten it.
+    pub(crate) fn on_stop(&mut self, reason: EndReason, grace: Option<Duration>, now: BootInstant) {
         self.check_trust(now);
-        if self.state != State::Held {
-            return;
+        match &mut self.state {
+            State::Held => {
+                self.cancel(reason);
+                let grace_until = now + grace.unwrap_or(self.timing.stop_grace());
+                self.state = State::Draining { grace_until };
+                self.actions.push_back(Action::Tell(News::Stopping));
+                self.show(now);
+            }
+            State::Draining { grace_until } => {
+                *grace_until = grace.map_or(*grace_until, |grace| (*grace_until).min(now + grace));
+            }
+            State::Killing { .. } | State::Stuck { .. } | State::Releasing | State::Ended => {}
         }
-        self.cancel(reason);
-        self.state = State::Draining { grace_until: now + self.timing.stop_grace() };
-        self.actions.push_back(Action::Tell(News::Stopping));
-        self.show(now);
     }
 
     /// What the run is doing now: others see it with the next renewal.
@@ -275,18 +311,13 @@ impl Lease {
         if std::mem::replace(&mut self.work_ended, true) {
             return;
         }
-        self.kill_at = None;
+        (self.kill_at, self.give_up_lost_at) = (None, None);
         match self.state {
             State::Ended => self.finish_after_loss(now),
             State::Releasing => {}
-            State::Held | State::Draining { .. } | State::Killing { .. } | State::Stuck => {
+            State::Held | State::Draining { .. } | State::Killing { .. } | State::Stuck { .. } => {
                 self.cancel(reason);
-                self.state = State::Releasing;
-                self.renewal = Call::Never;
-                self.release = Call::Due { at: now, alone: false };
-                self.failures = 0;
-                self.at_risk = false;
-                self.send_due(now);
+                self.begin_release(now);
             }
         }
     }
@@ -346,10 +377,19 @@ impl Lease {
         }
     }
 
-    fn check_limit(&mut self, now: BootInstant) {
-        if let Some((_, limit)) = self.limit.filter(|(at, _)| now >= *at) {
-            self.on_stop(EndReason::TimedOut { limit }, now);
+    fn check_limits(&mut self, now: BootInstant) {
+        if self.state == State::Held
+            && let Some((_, limit)) = self.next_limit().filter(|(at, _)| now >= *at)
+        {
+            self.on_stop(EndReason::TimedOut { limit }, None, now);
         }
+    }
+
+    /// The limit that is reached first, if nothing happens.
+    fn next_limit(&self) -> Option<(BootInstant, Limit)> {
+        let silent =
+            self.silence.map(|Silence { longest, since }| (since + longest, Limit::MaxSilence(longest)));
+        [self.over_at, silent].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     fn confirm(&mut self, sent_at: BootInstant, remaining: Duration, now: BootInstant) {
@@ -389,8 +429,14 @@ impl Lease {
         let kill_at = if was_told { now } else { now.min(self.trusted_until) + self.timing.loss_grace() };
         self.kill_at = Some(kill_at);
         if now >= kill_at {
-            self.kill();
+            self.kill_lost(now);
         }
+    }
+
+    fn kill_lost(&mut self, now: BootInstant) {
+        self.kill_at = None;
+        self.kill();
+        self.give_up_lost_at = self.give_up_after(now + self.timing.loss_grace());
     }
 
     /// The work has ended and the lease was lost before it was released. If the row may still be this run's,
@@ -424,14 +470,38 @@ impl Lease {
     }
 
     fn kill(&mut self) {
-        self.kill_at = None;
         if !self.work_ended {
             self.actions.push_back(Action::Kill);
         }
     }
 
+    /// Knowingly, by the user's own limit: the work may still act, and the session is no longer kept for it.
+    fn give_up(&mut self, now: BootInstant) {
+        self.work_ended = true;
+        self.give_up_lost_at = None;
+        self.actions.push_back(Action::GiveUp);
+        match self.state {
+            // What could be lost was lost before: the row is left to expire.
+            State::Ended => self.finish(),
+            _ => self.begin_release(now),
+        }
+    }
+
+    fn give_up_after(&self, stuck_at: BootInstant) -> Option<BootInstant> {
+        self.timing.stuck_limit().map(|limit| stuck_at + limit)
+    }
+
+    fn begin_release(&mut self, now: BootInstant) {
+        self.state = State::Releasing;
+        self.renewal = Call::Never;
+        self.release = Call::Due { at: now, alone: false };
+        self.failures = 0;
+        self.at_risk = false;
+        self.send_due(now);
+    }
+
     fn become_stuck(&mut self, now: BootInstant) {
-        self.state = State::Stuck;
+        self.state = State::Stuck { give_up_at: self.give_up_after(now) };
         self.actions.push_back(Action::Tell(News::Stuck));
         self.show(now);
     }
@@ -447,7 +517,7 @@ impl Lease {
     fn stage(&self) -> Stage {
         match self.state {
             State::Held => Stage::Running,
-            State::Stuck => Stage::Stuck,
+            State::Stuck { .. } => Stage::Stuck,
             State::Draining { .. } | State::Killing { .. } | State::Releasing | State::Ended => {
                 Stage::Stopping
             }

@@ -96,8 +96,9 @@
 //!   free or expired row. Zero rows is an outcome with a name.
 //! - **I5** *A renewal never revives an expired lease*, never extends one inside its safety margin, and never waits
 //!   behind another session's row.
-//! - **I6** *Release comes last*: cancel, keep renewing, the work has ended, release. Work that outlives its grace
-//!   keeps the lease, visibly stuck, until it ends or trust does.
+//! - **I6** *Release comes last*: cancel, keep renewing, the work and all that it started has ended, release. Work that
+//!   outlives its grace keeps the lease, visibly stuck, until it ends or trust does. Only a
+//!   [`stuck_limit`](Builder::stuck_limit), which is off by default, gives it up before, and says so.
 //! - **I7** *A grant always has an owner.* Whatever is dropped, cancelled or panics, at any await: a live run actor
 //!   renews the row, or the row is released, or nobody renews it and it expires.
 //! - **I8** *Fencing tokens strictly increase per session*, across renewal, release, expiry, takeover and clean-up,
@@ -139,19 +140,25 @@ pub mod store;
 mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod watch;
 
-pub use actor::registry::ShutdownReport;
+pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Limit};
-pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError};
+pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
-pub use run::{Ended, Run, RunContext};
+#[cfg(unix)]
+pub use run::{ChildEnd, ChildError, ChildTree};
+pub use run::{Ended, Run, RunContext, ScopeHandle, Task};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, Phase, RunId, SessionKey, SessionState, SessionStatus,
-    Stage, StopRequest, UnknownStage,
+    FencingToken, Holder, InvalidText, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey,
+    SessionState, SessionStatus, Stage, StopRequest, UnknownStage,
 };
 pub use store::StoreError;
-pub use supervisor::{AcquireRequest, Builder, ListRequest, Supervisor};
+pub use supervisor::{
+    AcquireRequest, Asked, Builder, ListRequest, StopAnswer, StopSessionRequest, Supervisor,
+};
+pub use watch::Observed;
 
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.
 ///

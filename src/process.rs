@@ -115,6 +115,11 @@ impl ProcessTree {
         Self { census: Census::of(marker_name(run)) }
     }
 
+    /// Whatever carries a marker of this name, and what belongs to that.
+    pub(crate) fn marked(name: String) -> Self {
+        Self { census: Census::of(name) }
+    }
+
     /// Also this child and what belongs to it.
     ///
     /// The child must have been started by this process and not have been waited for, so that its id is still its

@@ -171,6 +171,18 @@ pub struct Label(Arc<str>);
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct Phase(Arc<str>);
 
+/// Who asks a run to stop, for people: 1 to 255 bytes without NUL. Not an identity.
+#[derive(Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct Requester(Arc<str>);
+
+/// Why a run is asked to stop, for people: 1 to 1000 bytes without NUL.
+#[derive(Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct Reason(Arc<str>);
+
 macro_rules! text {
     ($name:ident, $what:literal, $min:literal, $max:literal) => {
         impl $name {
@@ -219,8 +231,10 @@ macro_rules! text {
 
 text!(Label, "holder label", 1, 255);
 text!(Phase, "phase", 0, 64);
+text!(Requester, "name of who asks to stop", 1, 255);
+text!(Reason, "reason to stop", 1, 1_000);
 
-/// A key, label or phase that cannot be stored.
+/// A key, label, phase, requester or reason that cannot be stored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidText {
@@ -435,7 +449,7 @@ impl From<SessionKey> for RawKey {
 }
 
 #[cfg(feature = "serde")]
-fn rfc3339<S: serde::Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn rfc3339<S: serde::Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_rfc3339_millis(*at))
 }
 

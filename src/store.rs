@@ -40,19 +40,27 @@
 //! `expires_at = greatest(expires_at, clock + ttl)`. It can neither revive an expired lease nor extend one
 //! inside its margin (invariant I5). It reports a request to stop from the row version that it wrote.
 //!
+//! **request_stop** chooses the run that holds the session (or the one that is named, if it does) and records the
+//! request in its row by its run id, with the expiry checked again under the row's lock: a run that holds the session
+//! later is never hit. The first request is kept. Where the holder [listens](LeaseStore::listen), it is sent a hint
+//! in the same commit; its next renewal carries the request all the same.
+//!
 //! **release** deletes the row of this run. No such row is an outcome, not an error.
 //!
 //! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call, and checks
 //! again under each row's lock.
 //!
-//! **inspect** and **list** read, and change nothing.
+//! **inspect** and **list** read, and change nothing; **probe** tells whether the others could be answered now.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 
-use crate::session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage, StopRequest};
+use crate::session::{
+    FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+};
 
+mod hints;
 #[cfg(feature = "testing")]
 pub mod memory;
 #[cfg(feature = "postgres")]
@@ -60,6 +68,7 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+pub use hints::{Hint, Listener};
 #[cfg(feature = "testing")]
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
@@ -119,6 +128,16 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// work with; otherwise as [`connect`](Self::connect).
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
+    /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None`: this database
+    /// has no hints to give, and a request reaches its run with the next renewal.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
+        let _ = (node, bounds);
+        None
+    }
+
     /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script for people who
     /// apply such things by hand.
     fn schema(&self) -> String;
@@ -132,6 +151,9 @@ impl fmt::Debug for dyn LeaseStore {
         write!(f, "LeaseStore({})", self.location())
     }
 }
+
+/// A [`Listener`] on its way: what [`LeaseStore::listen`] gives.
+pub type Listening = BoxFuture<'static, Result<Box<dyn Listener>, StoreError>>;
 
 /// A shared [`LeaseStore`].
 pub type SharedStore = Arc<dyn LeaseStore>;
@@ -153,6 +175,9 @@ pub trait LeaseConnection: Send {
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>>;
 
+    /// Asks the run that holds a session to stop.
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>>;
+
     /// Reads the rows of these sessions, expired ones included; `None` where there is none.
     fn inspect<'a>(
         &'a mut self,
@@ -165,6 +190,9 @@ pub trait LeaseConnection: Send {
 
     /// Deletes at most `limit` rows that expired at least [`SWEEP_AFTER`] ago; answers how many it deleted.
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Checks again what [`LeaseStore::connect`] has: that the server accepts writes and the schema fits.
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Says goodbye to the server.
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
@@ -301,6 +329,36 @@ pub enum ReleaseOutcome {
     NotFound,
     /// The row is pinned or locked by somebody: ask again.
     Locked,
+}
+
+/// A request that a run stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StopRun {
+    /// Which session.
+    pub key: SessionKey,
+    /// Only this run; whoever holds the session when `None`.
+    pub run_id: Option<RunId>,
+    /// Who asks, for people.
+    pub by: Option<Requester>,
+    /// Why, for people.
+    pub reason: Option<Reason>,
+}
+
+/// The answer to one [`StopRun`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopOutcome {
+    /// The row of this run carries a request to stop.
+    Asked {
+        /// Who was asked. Its `stop` is the request that stands.
+        holder: Box<Holder>,
+        /// Whether that is this one; if not, somebody had asked before, and nothing was changed.
+        first: bool,
+    },
+    /// No live lease, or none of the run that was named: certainly nobody was asked.
+    Idle,
+    /// The row of this run, which held the session, is locked by somebody: certainly nothing was changed. Name the
+    /// run when asking again, so that no other is hit.
+    Locked(RunId),
 }
 
 /// Which rows [`LeaseConnection::list`] reads.

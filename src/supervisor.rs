@@ -2,7 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use actix::Addr;
@@ -11,21 +15,26 @@ use futures::{channel::oneshot, stream::Stream};
 use crate::{
     actor::{
         query::{Queries, Query},
-        registry::{Registry, Shutdown, ShutdownReport},
+        registry::{Drain, Registry, Shutdown, ShutdownReport},
+        watching::Watching,
     },
+    clock::SharedClock,
     config::Timing,
     error::QueryError,
     event::{EventSource, RunEvent},
     session::{Label, NodeId, SessionKey, SessionStatus},
     store::{Page, SharedStore},
+    watch::Observed,
 };
 
 mod builder;
 mod request;
+mod stop;
 
 use builder::Authority;
 pub use builder::Builder;
 pub use request::{AcquireRequest, ListRequest};
+pub use stop::{Asked, StopAnswer, StopSessionRequest};
 
 /// Asks the database for sessions and looks after the runs that hold them.
 ///
@@ -47,7 +56,7 @@ pub use request::{AcquireRequest, ListRequest};
 ///     Err(AcquireError::Busy(busy)) => println!("{busy}"),
 ///     Err(error) => return Err(error.into()),
 /// }
-/// supervisor.shutdown().await;
+/// supervisor.shutdown(Duration::from_secs(5)).await;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -58,12 +67,16 @@ pub struct Supervisor {
 struct Inner {
     registry: Addr<Registry>,
     queries: Queries,
+    watching: Watching,
+    clock: SharedClock,
     events: EventSource,
     timing: Timing,
     label: Label,
     node: NodeId,
     location: String,
     host: Mutex<Option<Host>>,
+    /// No new runs are taken any more.
+    is_closing: AtomicBool,
     report: OnceLock<ShutdownReport>,
 }
 
@@ -99,7 +112,8 @@ impl Supervisor {
             key: key.clone(),
             holder: None,
             phase: None,
-            max_duration: None,
+            limits: Vec::new(),
+            events: None,
         }
     }
 
@@ -113,6 +127,55 @@ impl Supervisor {
             Some(holder) => SessionStatus::held(key.clone(), holder),
             None => SessionStatus::idle(key.clone()),
         })
+    }
+
+    /// Asks the run that holds a session to stop, whichever process on whichever machine it is in. The request goes out
+    /// when it is awaited.
+    ///
+    /// It is recorded in the run's row. A run of this supervisor hears of it at once; one of another within
+    /// milliseconds where hints arrive (see [`Builder::hints`]), and with its next renewal otherwise. A run that was
+    /// asked before its work began does not begin it.
+    ///
+    /// # Errors
+    /// See [`StopError`](crate::StopError).
+    ///
+    /// # Cancel safety
+    /// A request that was sent takes effect even if the future is dropped.
+    ///
+    /// ```no_run
+    /// # use tenure::{SessionKey, StopAnswer, Supervisor};
+    /// # async fn example(supervisor: Supervisor, key: SessionKey) -> Result<(), Box<dyn std::error::Error>> {
+    /// match supervisor.stop(&key).by("ann").reason("wrong branch").await? {
+    ///     StopAnswer::Asked(asked) => {
+    ///         println!("asked {}", asked.holder().label);
+    ///         asked.stopped().await?;
+    ///     }
+    ///     StopAnswer::Idle => println!("nobody holds it"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn stop(&self, key: &SessionKey) -> StopSessionRequest {
+        StopSessionRequest {
+            supervisor: self.clone(),
+            key: key.clone(),
+            run_id: None,
+            by: None,
+            reason: None,
+        }
+    }
+
+    /// Watches a session: how it is now, and then every change of its run, stage, phase and request to stop, and its
+    /// expiry. A lease that was merely renewed is no change. Whoever reads slowly misses what was in between, and
+    /// gets the latest. Ends with the supervisor.
+    ///
+    /// A change shows within half a second where somebody holds one of the watched sessions, within a second
+    /// otherwise, and sooner when the run is one of this supervisor's. It never shows a holder beyond the last known
+    /// expiry of its lease, and says [`Unknown`](Observed::Unknown) within two seconds of losing the database; two
+    /// seconds after the database is back it is right again.
+    ///
+    /// All that are watched share one statement per look. Dropping the stream ends the watching.
+    pub fn watch(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
+        self.inner.watching.observe(key)
     }
 
     /// Starts to ask for many sessions, in key order.
@@ -140,7 +203,7 @@ impl Supervisor {
     /// What happens to the runs of this supervisor from now on. Ends when the supervisor does.
     ///
     /// A slow listener delays nothing; it misses events, and is told how many.
-    pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static {
+    pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         self.inner.events.subscribe()
     }
 
@@ -159,15 +222,46 @@ impl Supervisor {
         &self.inner.location
     }
 
+    /// Whether a new run could be started now: nobody drains or shuts down this supervisor, and the database answers
+    /// and takes writes. For a readiness probe; it asks the database, within `ttl/5` (0.5 s to 5 s).
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn is_ready(&self) -> bool {
+        !self.is_draining() && self.inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
+    }
+
+    /// Whether new runs are refused, since [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.
+    pub fn is_draining(&self) -> bool {
+        self.inner.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// Takes no new runs from now on ([`AcquireError::Draining`](crate::AcquireError::Draining)) and lets the old ones
+    /// finish. Returns when the last of them has ended; bound the wait and [shut down](Self::shutdown) afterwards.
+    /// There is no way back: start another supervisor.
+    ///
+    /// # Cancel safety
+    /// The drain begins when this is first polled and goes on if the future is dropped.
+    pub async fn drain(&self) {
+        let (drained, is_drained) = oneshot::channel();
+        self.inner.is_closing.store(true, Ordering::Relaxed);
+        self.inner.registry.do_send(Drain { drained });
+        // A supervisor that has ended has no runs either.
+        let _ = is_drained.await;
+    }
+
     /// Ends the supervisor: new acquires are refused at once, every run is told `Shutdown`, and each session is
-    /// released as its work ends. Returns when all is done, or after `stop_grace` and the time of two releases.
-    /// Once it has ended, the answer is the same again.
+    /// released as its work ends. Work that has not ended after `grace` is dropped.
+    ///
+    /// Returns when all is done, at the latest after `grace`, `safety_margin/2`, and the time of two releases. A second
+    /// call can only shorten the grace; once the supervisor has ended, the answer is the same again.
     ///
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.
-    pub async fn shutdown(&self) -> ShutdownReport {
+    pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
         let (reply, report) = oneshot::channel();
-        self.inner.registry.do_send(Shutdown { reply: Some(reply) });
+        self.inner.is_closing.store(true, Ordering::Relaxed);
+        self.inner.registry.do_send(Shutdown { grace, reply: Some(reply) });
         // No report from a supervisor that has ended before: by a shutdown, or by a failure of its own.
         let report = report.await.ok();
         let report = report.map(|report| self.inner.report.get_or_init(|| report));
@@ -178,7 +272,7 @@ impl Supervisor {
             let _ = over.await;
             let _ = thread.join();
         }
-        report.unwrap_or(ShutdownReport { left: Vec::new(), failed: true })
+        report.unwrap_or(ShutdownReport { failed: true, ..ShutdownReport::default() })
     }
 }
 
@@ -193,7 +287,7 @@ impl fmt::Debug for Supervisor {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.registry.do_send(Shutdown { reply: None });
+        self.registry.do_send(Shutdown { grace: self.timing.stop_grace(), reply: None });
     }
 }
 

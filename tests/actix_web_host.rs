@@ -77,7 +77,7 @@ async fn a_handler_answers_200_then_409_with_the_holder_and_503_when_shut_down()
     assert_eq!(test::read_body(first).await, "done");
     assert!(store.is_empty(), "released when the answer was given");
 
-    supervisor.shutdown().await;
+    supervisor.shutdown(supervisor.timing().stop_grace()).await;
     let late = test::call_service(&app, post("/chat-9")).await;
     assert_eq!(late.status(), StatusCode::SERVICE_UNAVAILABLE);
 }

@@ -252,7 +252,7 @@ impl<'a> Lane<'a> {
         for round in 0..rounds {
             self.round(round, &next).await;
         }
-        next.shutdown().await;
+        next.shutdown(next.timing().stop_grace()).await;
         (self.counts, self.story)
     }
 

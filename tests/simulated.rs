@@ -4,12 +4,24 @@
 
 #[path = "simulated/acquiring.rs"]
 mod acquiring;
+#[path = "simulated/closing.rs"]
+mod closing;
 #[path = "simulated/ending.rs"]
 mod ending;
 #[path = "simulated/failing.rs"]
 mod failing;
+#[path = "simulated/limits.rs"]
+mod limits;
+#[path = "simulated/listeners.rs"]
+mod listeners;
 #[path = "simulated/outages.rs"]
 mod outages;
+#[path = "simulated/scopes.rs"]
+mod scopes;
+#[path = "simulated/stopping.rs"]
+mod stopping;
+#[path = "simulated/watching.rs"]
+mod watching;
 
 use std::time::Duration;
 
@@ -19,11 +31,11 @@ use tenure::{Run, RunEvent, SessionKey, Supervisor, testing::Simulation};
 const TTL: Duration = Duration::from_secs(30);
 const MARGIN: Duration = Duration::from_secs(6);
 
-fn seconds(seconds: u64) -> Duration {
+const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn millis(millis: u64) -> Duration {
+const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 

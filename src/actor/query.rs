@@ -1,4 +1,4 @@
-//! Reading, and sweeping: everything that no run depends on, over one connection of its own.
+//! Reading, sweeping, and asking runs to stop: everything that no run depends on, over one connection of its own.
 //!
 //! Requests for single sessions that gather while a statement is in flight go out together in the next.
 
@@ -15,14 +15,18 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::{Closed, QueryError},
     session::{Holder, SessionKey},
-    store::{Bounds, LeaseConnection, MAX_BATCH, Page, SharedStore, StoreError},
+    store::{Bounds, LeaseConnection, MAX_BATCH, Page, SharedStore, StopOutcome, StopRun, StoreError},
 };
 
 /// A question and where its answer goes.
 pub(crate) enum Query {
     Inspect(SessionKey, Reply<Option<Holder>>),
+    /// At most [`MAX_BATCH`] sessions, each once.
+    Look(Vec<SessionKey>, Reply<Vec<Option<Holder>>>),
+    Stop(StopRun, Reply<StopOutcome>),
     List(Page, Reply<Vec<(SessionKey, Holder)>>),
     Sweep(u32, Reply<u64>),
+    Probe(Reply<()>),
 }
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -55,11 +59,11 @@ impl QueryLane {
         store: SharedStore,
         bounds: Bounds,
         attempt_timeout: Duration,
-        connection: Box<dyn LeaseConnection>,
+        connection: Option<Box<dyn LeaseConnection>>,
     ) -> (Queries, Self) {
         let (sender, queries) = mpsc::unbounded();
         let queries = queries.peekable();
-        (Queries(sender), Self { store, bounds, attempt_timeout, connection: Some(connection), queries })
+        (Queries(sender), Self { store, bounds, attempt_timeout, connection, queries })
     }
 
     pub(crate) async fn serve(mut self, over: CancellationToken) {
@@ -75,12 +79,24 @@ impl QueryLane {
                     }
                     self.inspect(asked).await;
                 }
+                Query::Look(keys, reply) => {
+                    let answer = self.attempt(async |connection| connection.inspect(&keys).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::Stop(item, reply) => {
+                    let answer = self.attempt(async |connection| connection.request_stop(&item).await).await;
+                    let _ = reply.send(answer);
+                }
                 Query::List(page, reply) => {
                     let answer = self.attempt(async |connection| connection.list(&page).await).await;
                     let _ = reply.send(answer);
                 }
                 Query::Sweep(limit, reply) => {
                     let answer = self.attempt(async |connection| connection.sweep(limit).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::Probe(reply) => {
+                    let answer = self.attempt(async |connection| connection.probe().await).await;
                     let _ = reply.send(answer);
                 }
             }
@@ -149,8 +165,11 @@ impl Query {
     fn is_unwanted(&self) -> bool {
         match self {
             Self::Inspect(_, reply) => reply.is_canceled(),
+            Self::Look(_, reply) => reply.is_canceled(),
+            Self::Stop(_, reply) => reply.is_canceled(),
             Self::List(_, reply) => reply.is_canceled(),
             Self::Sweep(_, reply) => reply.is_canceled(),
+            Self::Probe(reply) => reply.is_canceled(),
         }
     }
 
@@ -159,8 +178,11 @@ impl Query {
         let error = error.clone();
         match self {
             Self::Inspect(_, reply) => drop(reply.send(Err(error))),
+            Self::Look(_, reply) => drop(reply.send(Err(error))),
+            Self::Stop(_, reply) => drop(reply.send(Err(error))),
             Self::List(_, reply) => drop(reply.send(Err(error))),
             Self::Sweep(_, reply) => drop(reply.send(Err(error))),
+            Self::Probe(reply) => drop(reply.send(Err(error))),
         }
     }
 }

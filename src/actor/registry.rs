@@ -5,27 +5,39 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message};
+use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, Recipient};
 use futures::channel::oneshot;
-use tokio::time::Instant;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
 use tracing::{info, warn};
 
 use crate::{
     actor::{
         acquisition::{Acquired, Acquisition, Orphan, Settled, compensate},
         lane::{Acquiring, LaneAddr},
+        query::Queries,
         run::{Recheck, RunActor, RunFinished, RunLinks, Stop},
     },
     clock::{BootInstant, Gap, Reading},
-    end::EndReason,
+    end::{EndReason, Limit},
     error::{AcquireError, Busy},
-    event::{RunEvent, RunRef},
+    event::{EventSender, RunEvent, RunRef, forward},
     lease::Lease,
     run::{Run, Shared, Start, instant},
-    session::{Holder, Label, NodeId, Phase, RunId, SessionKey, Stage},
+    session::{Holder, Label, NodeId, Phase, RunId, SessionKey, StopRequest},
     store::{Acquire, Grant, StoreError},
 };
+
+mod closing;
+mod stops;
+
+use closing::Closing;
+pub(crate) use closing::{Drain, Shutdown};
+pub use closing::{EndedRun, ShutdownReport};
+pub(crate) use stops::{LookForStops, StopSession};
 
 pub(crate) struct Registry {
     sessions: HashMap<SessionKey, Session>,
@@ -33,8 +45,6 @@ pub(crate) struct Registry {
     last_reading: Reading,
     /// Runs that must not live, whose releases are under way.
     orphans: HashMap<RunId, SessionKey>,
-    /// Sessions of orphans that were given up, in a shutdown.
-    left: Vec<SessionKey>,
     stop_compensating: CancellationToken,
     closing: Option<Closing>,
     /// The parent of all run tokens: cancelled with the registry, however it ends.
@@ -50,6 +60,11 @@ pub(crate) struct Links {
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
     pub(crate) run: RunLinks,
+    /// Keeps the thread until all has been said.
+    pub(crate) goodbyes: TaskTracker,
+    pub(crate) queries: Queries,
+    /// Whether there is any session to hear hints for.
+    pub(crate) is_busy: watch::Sender<bool>,
 }
 
 /// One session of this process: the run that works on it, and a request for it on its way. Both exist at once
@@ -81,11 +96,10 @@ struct Pending {
     run_id: RunId,
     first: AcquireSession,
     parked: Vec<AcquireSession>,
-}
-
-#[derive(Default)]
-struct Closing {
-    replies: Vec<oneshot::Sender<ShutdownReport>>,
+    /// A request to stop the run that this may become.
+    stop: Option<StopRequest>,
+    /// There may be one in its row.
+    is_hinted: bool,
 }
 
 /// A caller wants a session.
@@ -95,31 +109,14 @@ pub(crate) struct AcquireSession {
     pub(crate) key: SessionKey,
     pub(crate) label: Label,
     pub(crate) phase: Phase,
-    pub(crate) max_duration: Option<Duration>,
+    pub(crate) limits: Vec<Limit>,
+    /// Whom to tell of this run, besides those who are told of all.
+    pub(crate) events: Option<Recipient<RunEvent>>,
     /// When the caller is to be answered at the latest.
-    pub(crate) deadline: Option<Instant>,
+    pub(crate) deadline: Instant,
     /// Cancelled when the caller does not wait any more.
     pub(crate) abandoned: CancellationToken,
     pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
-}
-
-/// Refuse new runs, end the others, then end.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct Shutdown {
-    pub(crate) reply: Option<oneshot::Sender<ShutdownReport>>,
-}
-
-/// What a shutdown left behind.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct ShutdownReport {
-    /// Sessions whose work had not ended, or whose release was not confirmed, in time. Their leases expire
-    /// within one ttl.
-    pub left: Vec<SessionKey>,
-    /// The supervisor had failed before: every run was cancelled, and every lease it held expires within one ttl.
-    pub failed: bool,
 }
 
 /// An orphan is dealt with, or given up.
@@ -142,7 +139,6 @@ impl Registry {
             links,
             last_reading,
             orphans: HashMap::new(),
-            left: Vec::new(),
             stop_compensating: CancellationToken::new(),
             closing: None,
             root,
@@ -165,12 +161,13 @@ impl Registry {
             },
             lane: self.links.acquires.clone(),
             timing: self.links.run.timing,
-            deadline: first.deadline.unwrap_or_else(|| self.links.deadline()),
+            deadline: first.deadline,
             location: self.links.location.clone(),
             after: session.running.as_ref().map(|earlier| earlier.shared.told.clone()),
             abandoned: first.abandoned.clone(),
         };
-        session.acquiring = Some(Pending { run_id, first, parked });
+        session.acquiring = Some(Pending { run_id, first, parked, stop: None, is_hinted: false });
+        self.tell_whether_busy();
         acquisition.spawn(ctx.address().recipient());
     }
 
@@ -182,12 +179,12 @@ impl Registry {
         ctx: &mut Context<Self>,
     ) {
         let now = Instant::now();
-        let in_time = |request: &AcquireSession| request.deadline.is_none_or(|deadline| now < deadline);
+        let in_time = |request: &AcquireSession| now < request.deadline;
         let (waiting, late): (Vec<_>, Vec<_>) = parked.into_iter().partition(in_time);
         late.into_iter().for_each(|request| request.answer(Err(answer())));
         let mut waiting = waiting.into_iter().filter(|request| !request.abandoned.is_cancelled());
-        if self.closing.is_some() {
-            return waiting.for_each(|request| request.answer(Err(AcquireError::ShuttingDown)));
+        if self.is_closing() {
+            return waiting.for_each(|request| request.answer(Err(AcquireError::Draining)));
         }
         if let Some(first) = waiting.next() {
             self.begin(first, waiting.collect(), ctx);
@@ -200,7 +197,7 @@ impl Registry {
             let (location, detail) = (self.links.location.clone(), format!("{why}; it is being given back"));
             AcquireError::Unavailable(StoreError::Unavailable { location, detail })
         };
-        if self.closing.is_some() {
+        if self.is_shutting_down() {
             return Err(given_back("the grant came while the supervisor was shutting down"));
         }
         let (timing, now) = (self.links.run.timing, self.links.run.clock.now());
@@ -217,8 +214,8 @@ impl Registry {
         ctx: &mut Context<Self>,
     ) {
         let Granted { run_id, mut lease, grant, unknown } = granted;
-        if let Some(duration) = first.max_duration {
-            lease.limit_to(duration, self.links.run.clock.now());
+        for limit in &first.limits {
+            lease.limit_to(*limit, self.links.run.clock.now());
         }
         let key = first.key.clone();
         info!(account = key.account(), session = key.session(), %run_id, fence = grant.fence.as_i64(), "acquired");
@@ -231,12 +228,17 @@ impl Registry {
             expires_at_micros: grant.expires_at_micros,
             phase: first.phase.clone(),
         };
-        let shared = Arc::new(Shared::new(start, self.links.run.clock.clone(), self.root.child_token()));
-        let (ttl, run) = (self.links.run.timing.ttl(), RunRef::of(&shared));
-        self.links.run.events.send(RunEvent::Acquired { run, ttl });
-        let actor = RunActor::new(lease, shared.clone(), self.links.run.clone()).start();
+        let (timing, clock) = (self.links.run.timing, self.links.run.clock.clone());
+        let shared = Arc::new(Shared::new(start, clock, timing, self.root.child_token()));
+        let own_events = first.events.map(|recipient| self.links.forward_one_run(recipient));
+        let mut actor = RunActor::new(lease, shared.clone(), self.links.run.clone(), own_events);
+        actor.say(RunEvent::Acquired { run: RunRef::of(&shared), ttl: timing.ttl() });
+        let actor = actor.start();
         if let Some(request) = &grant.stop {
-            actor.do_send(Stop(EndReason::stopped(request)));
+            let reason = EndReason::stopped(request);
+            // Before anybody can begin to work under it.
+            shared.end(reason.clone());
+            actor.do_send(Stop { reason, grace: None });
         }
         let AcquireSession { label, reply, .. } = first;
         let running = Running { shared: shared.clone(), actor: actor.clone(), label, unknown };
@@ -270,35 +272,9 @@ impl Registry {
         let idle = |session: &Session| session.running.is_none() && session.acquiring.is_none();
         if self.sessions.get(key).is_some_and(idle) {
             self.sessions.remove(key);
+            self.tell_whether_busy();
         }
         self.end_when_empty(ctx);
-    }
-
-    fn end_when_empty(&mut self, ctx: &mut Context<Self>) {
-        if self.closing.is_some() && self.sessions.is_empty() && self.orphans.is_empty() {
-            self.end(ctx);
-        }
-    }
-
-    fn end(&mut self, ctx: &mut Context<Self>) {
-        let Some(closing) = self.closing.take() else { return };
-        let mut left = std::mem::take(&mut self.left);
-        left.extend(self.sessions.keys().chain(self.orphans.values()).cloned());
-        left.sort();
-        left.dedup();
-        if !left.is_empty() {
-            warn!(left = left.len(), "shut down with sessions left to expire");
-        }
-        for reply in closing.replies {
-            let _ = reply.send(ShutdownReport { left: left.clone(), failed: false });
-        }
-        ctx.stop();
-    }
-
-    /// Long enough for the grace, what follows it, and two attempts to release.
-    fn longest_shutdown(&self) -> Duration {
-        let timing = &self.links.run.timing;
-        timing.stop_grace() + timing.loss_grace() + 2 * timing.renew_timeout() + timing.longest_backoff()
     }
 }
 
@@ -315,7 +291,7 @@ impl Actor for Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         for running in self.sessions.values().filter_map(|session| session.running.as_ref()) {
-            running.actor.do_send(Stop(EndReason::Panicked));
+            running.actor.do_send(Stop { reason: EndReason::Panicked, grace: None });
         }
     }
 }
@@ -351,10 +327,9 @@ fn tick(ctx: &mut Context<Registry>) {
 impl Handler<AcquireSession> for Registry {
     type Result = ();
 
-    fn handle(&mut self, mut request: AcquireSession, ctx: &mut Context<Self>) {
-        request.deadline = Some(self.links.deadline());
-        if self.closing.is_some() {
-            return request.answer(Err(AcquireError::ShuttingDown));
+    fn handle(&mut self, request: AcquireSession, ctx: &mut Context<Self>) {
+        if self.is_closing() {
+            return request.answer(Err(AcquireError::Draining));
         }
         let (running, acquiring) = match self.sessions.get_mut(&request.key) {
             Some(Session { running, acquiring }) => (running.as_ref(), acquiring.as_mut()),
@@ -363,7 +338,7 @@ impl Handler<AcquireSession> for Registry {
         if let Some(pending) = acquiring {
             return pending.parked.push(request);
         }
-        match running.filter(|running| !running.shared.work_ended.is_cancelled()) {
+        match running.filter(|running| !running.shared.is_work_over()) {
             Some(running) => request.answer(Err(busy(running.holder(&self.links)))),
             None => self.begin(request, Vec::new(), ctx),
         }
@@ -374,15 +349,17 @@ impl Handler<Acquired> for Registry {
     type Result = ();
 
     fn handle(&mut self, acquired: Acquired, ctx: &mut Context<Self>) {
+        let Some(acquired) = self.look_first(acquired, ctx) else { return };
         let Acquired { key, run_id, settled, unknown } = acquired;
         let session = self.sessions.get_mut(&key);
         let pending = session.and_then(|session| session.acquiring.take_if(|sent| sent.run_id == run_id));
-        let Some(Pending { first, parked, .. }) = pending else { return };
+        let Some(Pending { first, parked, stop, .. }) = pending else { return };
         let granted = matches!(settled, Settled::Granted { .. });
         let rows = unknown.saturating_add(u32::from(granted));
         let refusal = match settled {
-            Settled::Granted { sent_at, grant } => match self.accept(sent_at, &grant) {
+            Settled::Granted { sent_at, mut grant } => match self.accept(sent_at, &grant) {
                 Ok(lease) => {
+                    grant.stop = grant.stop.or(stop);
                     let granted = Granted { run_id, lease, grant, unknown };
                     return self.hand_out(first, parked, granted, ctx);
                 }
@@ -421,6 +398,9 @@ impl Handler<RunFinished> for Registry {
         let session = self.sessions.get_mut(&finished.key);
         let run_id = finished.run_id;
         let ended = session.and_then(|session| session.running.take_if(|run| run.shared.run_id == run_id));
+        if let Some(run) = &ended {
+            self.note_ended(run);
+        }
         // An attempt that a frozen server still holds would make a row for a run that is over.
         if let Some(Running { unknown: rows @ 1.., .. }) = ended {
             self.compensate(Orphan { key: finished.key.clone(), run_id, rows }, ctx);
@@ -434,31 +414,9 @@ impl Handler<Compensated> for Registry {
 
     fn handle(&mut self, compensated: Compensated, ctx: &mut Context<Self>) {
         let key = self.orphans.remove(&compensated.run_id);
-        self.left.extend(key.filter(|_| !compensated.is_gone));
-        self.end_when_empty(ctx);
-    }
-}
-
-impl Handler<Shutdown> for Registry {
-    type Result = ();
-
-    fn handle(&mut self, shutdown: Shutdown, ctx: &mut Context<Self>) {
-        let begins = self.closing.is_none();
-        self.closing.get_or_insert_default().replies.extend(shutdown.reply);
-        if !begins {
-            return;
+        if let Some(key) = key.filter(|_| !compensated.is_gone) {
+            self.note_left(key);
         }
-        info!(sessions = self.sessions.len(), "shutting down");
-        self.stop_compensating.cancel();
-        for session in self.sessions.values() {
-            if let Some(running) = &session.running {
-                running.actor.do_send(Stop(EndReason::Shutdown));
-            }
-            if let Some(pending) = &session.acquiring {
-                pending.first.abandoned.cancel();
-            }
-        }
-        ctx.run_later(self.longest_shutdown(), |registry, ctx| registry.end(ctx));
         self.end_when_empty(ctx);
     }
 }
@@ -480,7 +438,7 @@ impl Running {
             node: links.node,
             label: self.label.clone(),
             fence: self.shared.fence,
-            stage: if self.shared.reason().is_some() { Stage::Stopping } else { Stage::Running },
+            stage: self.shared.stage(),
             phase: self.shared.phase(),
             since: instant(self.shared.acquired_at_micros),
             expires_at: instant(self.shared.expires_at_micros()),
@@ -494,8 +452,10 @@ impl Running {
 }
 
 impl Links {
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.run.timing.acquire_timeout()
+    fn forward_one_run(&self, recipient: Recipient<RunEvent>) -> EventSender {
+        let events = EventSender::of_one_run();
+        actix_rt::spawn(self.goodbyes.track_future(forward(events.source().subscribe(), recipient)));
+        events
     }
 }
 

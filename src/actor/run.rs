@@ -1,7 +1,10 @@
 //! The actor of one in-flight run: it owns the lease, its timer and its token, and carries out what the
 //! machine decides. It awaits nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use actix::{
     Actor, ActorContext, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture,
@@ -28,6 +31,8 @@ pub(crate) struct RunActor {
     timer: Option<(BootInstant, SpawnHandle)>,
     /// What the last attempt to renew met.
     last_error: Option<StoreError>,
+    /// For those who listen to this run only.
+    own_events: Option<EventSender>,
     span: Span,
 }
 
@@ -50,7 +55,11 @@ pub(crate) struct WorkEnded(pub(crate) EndReason);
 /// Ask the work to end.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(crate) struct Stop(pub(crate) EndReason);
+pub(crate) struct Stop {
+    pub(crate) reason: EndReason,
+    /// `stop_grace` unless given.
+    pub(crate) grace: Option<Duration>,
+}
 
 /// What the run is doing now.
 #[derive(Message)]
@@ -78,7 +87,12 @@ pub(crate) struct RunFinished {
 }
 
 impl RunActor {
-    pub(crate) fn new(lease: Lease, shared: Arc<Shared>, links: RunLinks) -> Self {
+    pub(crate) fn new(
+        lease: Lease,
+        shared: Arc<Shared>,
+        links: RunLinks,
+        own_events: Option<EventSender>,
+    ) -> Self {
         let span = tracing::info_span!(
             "run",
             account = shared.key.account(),
@@ -86,7 +100,15 @@ impl RunActor {
             run_id = %shared.run_id,
             fence = shared.fence.as_i64(),
         );
-        Self { lease, shared, links, timer: None, last_error: None, span }
+        Self { lease, shared, links, timer: None, last_error: None, own_events, span }
+    }
+
+    /// Tells those who listen.
+    pub(crate) fn say(&mut self, event: RunEvent) {
+        if let Some(events) = &self.own_events {
+            events.send(event.clone());
+        }
+        self.links.events.send(event);
     }
 
     /// Carries out what the machine has decided, and sets the timer for its next wish.
@@ -104,6 +126,11 @@ impl RunActor {
                     self.shared.end(reason);
                 }
                 Action::Kill => self.shared.killed.cancel(),
+                Action::GiveUp => {
+                    warn!("gave up: the work has not ended, and its session is not kept any longer");
+                    self.shared.given_up.cancel();
+                    self.settle_in_time(ctx);
+                }
                 Action::Tell(news) => self.tell(news),
                 Action::Finish => return ctx.stop(),
             }
@@ -123,10 +150,21 @@ impl RunActor {
         let pause = at.saturating_since(self.links.clock.now());
         let timer = ctx.run_later(pause, |actor, ctx| {
             actor.timer = None;
-            actor.lease.on_timeout(actor.links.clock.now());
+            actor.look_at_the_time();
             actor.act(ctx);
         });
         self.timer = Some((at, timer));
+    }
+
+    fn look_at_the_time(&mut self) {
+        self.lease.on_beat(self.shared.last_beat());
+        self.lease.on_timeout(self.links.clock.now());
+    }
+
+    /// Nobody waits longer for the release than for one attempt.
+    fn settle_in_time(&self, ctx: &mut Context<Self>) {
+        let patience = self.links.timing.renew_timeout();
+        ctx.run_later(patience, |actor, _| actor.shared.settled.cancel());
     }
 
     fn renewal(&self, stage: Stage, phase: Option<Phase>) -> Renew {
@@ -199,7 +237,7 @@ impl RunActor {
         }));
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&mut self, news: News) {
         let run = RunRef::of(&self.shared);
         let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let event = match news {
@@ -228,6 +266,7 @@ impl RunActor {
             }
             News::Stuck => {
                 warn!("stuck: the work has outlived its grace; the lease is kept until it ends");
+                self.shared.is_stuck.store(true, Ordering::Relaxed);
                 RunEvent::Stuck { run }
             }
             News::Ended { released } => {
@@ -239,10 +278,11 @@ impl RunActor {
                     info!(%reason, released, "ended");
                 }
                 self.shared.tell_released(released);
-                RunEvent::Ended { run, reason, released }
+                let gave_up = self.shared.given_up.is_cancelled();
+                RunEvent::Ended { run, reason, released, gave_up }
             }
         };
-        self.links.events.send(event);
+        self.say(event);
     }
 
     fn first_reason(&self) -> EndReason {
@@ -265,10 +305,10 @@ impl Drop for RunActor {
     fn drop(&mut self) {
         self.shared.end(EndReason::Panicked);
         self.shared.killed.cancel();
-        self.shared.released_or_given_up.cancel();
+        self.shared.settled.cancel();
         self.shared.told.cancel();
         // Work that may go on without its actor is over by the time the row expires, by assumption A4.
-        let orphaned = !self.shared.work_ended.is_cancelled();
+        let orphaned = !self.shared.is_work_over();
         let expiry = self.lease.trusted_until() + self.links.timing.safety_margin();
         self.links.registry.do_send(RunFinished {
             key: self.shared.key.clone(),
@@ -283,8 +323,7 @@ impl Handler<WorkEnded> for RunActor {
 
     fn handle(&mut self, WorkEnded(reason): WorkEnded, ctx: &mut Context<Self>) {
         self.lease.on_work_ended(reason, self.links.clock.now());
-        let patience = self.links.timing.renew_timeout();
-        ctx.run_later(patience, |actor, _| actor.shared.released_or_given_up.cancel());
+        self.settle_in_time(ctx);
         self.act(ctx);
     }
 }
@@ -292,8 +331,8 @@ impl Handler<WorkEnded> for RunActor {
 impl Handler<Stop> for RunActor {
     type Result = ();
 
-    fn handle(&mut self, Stop(reason): Stop, ctx: &mut Context<Self>) {
-        self.lease.on_stop(reason, self.links.clock.now());
+    fn handle(&mut self, Stop { reason, grace }: Stop, ctx: &mut Context<Self>) {
+        self.lease.on_stop(reason, grace, self.links.clock.now());
         self.act(ctx);
     }
 }
@@ -311,10 +350,9 @@ impl Handler<Recheck> for RunActor {
     type Result = ();
 
     fn handle(&mut self, recheck: Recheck, ctx: &mut Context<Self>) {
-        let now = self.links.clock.now();
         match recheck {
-            Recheck::Suspended => self.lease.on_timeout(now),
-            Recheck::InDoubt => self.lease.on_doubt(now),
+            Recheck::Suspended => self.look_at_the_time(),
+            Recheck::InDoubt => self.lease.on_doubt(self.links.clock.now()),
         }
         // The timer counts no suspended time: its pause has to be worked out anew.
         if let Some((_, timer)) = self.timer.take() {

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::Settings;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -173,7 +174,7 @@ fn after_an_unconfirmed_end_one_release_is_sent_when_the_work_has_ended() {
 #[test]
 fn i6_a_stop_keeps_renewing_until_the_work_has_ended_and_only_then_releases() {
     let mut lease = granted();
-    lease.on_stop(EndReason::Shutdown, at(1_000));
+    lease.on_stop(EndReason::Shutdown, None, at(1_000));
     assert_eq!(drain(&mut lease), [Action::Cancel(EndReason::Shutdown), Action::Tell(News::Stopping)]);
     lease.on_timeout(at(1_100));
     let attempt = match drain(&mut lease)[..] {
@@ -189,7 +190,7 @@ fn i6_a_stop_keeps_renewing_until_the_work_has_ended_and_only_then_releases() {
 #[test]
 fn i6_work_that_outlives_its_grace_keeps_the_lease_and_is_shown_as_stuck() {
     let mut lease = granted();
-    lease.on_stop(EndReason::Shutdown, at(1_000));
+    lease.on_stop(EndReason::Shutdown, None, at(1_000));
     let mut now = at(1_000);
     let (mut stuck_shown, mut killed) = (false, false);
     while now < at(120_000) {
@@ -212,9 +213,94 @@ fn i6_work_that_outlives_its_grace_keeps_the_lease_and_is_shown_as_stuck() {
 }
 
 #[test]
+fn i6_a_stuck_limit_gives_the_work_up_and_frees_the_session() {
+    let stuck_limit = Some(Duration::from_secs(60));
+    let timing = Settings { ttl: Some(TTL), stuck_limit, ..Settings::default() }.check().unwrap();
+    let mut lease = Lease::granted(timing, at(0), TTL, at(0), 1).unwrap();
+    lease.on_stop(EndReason::Shutdown, None, at(1_000));
+    let mut given_up_at = None;
+    let (release, now) = loop {
+        let now = lease.poll_timeout().unwrap();
+        lease.on_timeout(now);
+        let mut release = None;
+        for action in drain(&mut lease) {
+            match action {
+                Action::Renew { attempt, .. } => lease.on_renewal(attempt, confirmed(now), now),
+                Action::GiveUp => given_up_at = Some(now),
+                Action::Release { attempt, .. } => release = Some(attempt),
+                _ => {}
+            }
+        }
+        if let Some(attempt) = release {
+            break (attempt, now);
+        }
+    };
+    // Stop, grace, what a kill may take, and then the limit.
+    assert_eq!(given_up_at, Some(at(1_000 + 5_000 + 3_000 + 60_000)));
+    lease.on_release(release, Released::Gone, now);
+    assert_eq!(drain(&mut lease), [Action::Tell(News::Ended { released: true }), Action::Finish]);
+    lease.on_work_ended(EndReason::Completed, at(200_000));
+    assert_eq!(drain(&mut lease), []);
+}
+
+#[test]
+fn i6_lost_work_that_cannot_be_killed_is_given_up_as_well() {
+    let stuck_limit = Some(Duration::from_secs(60));
+    let timing = Settings { ttl: Some(TTL), stuck_limit, ..Settings::default() }.check().unwrap();
+    let mut lease = Lease::granted(timing, at(0), TTL, at(0), 1).unwrap();
+    lease.on_timeout(at(24_000));
+    drain(&mut lease);
+    lease.on_timeout(at(27_000));
+    assert_eq!(drain(&mut lease), [Action::Kill]);
+    assert_eq!(lease.poll_timeout(), Some(at(27_000 + 3_000 + 60_000)));
+    lease.on_timeout(at(90_000));
+    assert_eq!(drain(&mut lease), [Action::GiveUp, Action::Finish]);
+}
+
+#[test]
+fn a_later_stop_can_shorten_the_grace_and_never_lengthen_it() {
+    let mut lease = granted();
+    lease.on_stop(EndReason::Dropped, None, at(1_000));
+    lease.on_stop(EndReason::Shutdown, Some(Duration::from_secs(60)), at(1_000));
+    lease.on_stop(EndReason::Shutdown, Some(Duration::from_millis(10)), at(1_010));
+    drain(&mut lease);
+    assert_eq!(lease.poll_timeout(), Some(at(1_020)));
+    lease.on_timeout(at(1_020));
+    assert_eq!(drain(&mut lease), [Action::Kill]);
+}
+
+#[test]
+fn silence_is_counted_from_the_last_beat_and_apart_from_the_whole_duration() {
+    let mut lease = granted();
+    let silence = Limit::MaxSilence(Duration::from_secs(2));
+    lease.limit_to(silence, at(0));
+    lease.limit_to(Limit::MaxDuration(Duration::from_secs(5)), at(0));
+    lease.on_beat(at(1_500));
+    lease.on_timeout(at(2_100));
+    assert_eq!(drain(&mut lease), []);
+    assert_eq!(lease.poll_timeout(), Some(at(3_500)));
+    lease.on_timeout(at(3_500));
+    assert!(drain(&mut lease).contains(&Action::Cancel(EndReason::TimedOut { limit: silence })));
+}
+
+#[test]
+fn beats_do_not_move_the_whole_duration() {
+    let mut lease = granted();
+    let whole = Limit::MaxDuration(Duration::from_secs(2));
+    lease.limit_to(Limit::MaxSilence(Duration::from_secs(1)), at(0));
+    lease.limit_to(whole, at(0));
+    for beat in [500, 1_000, 1_500, 1_990] {
+        lease.on_beat(at(beat));
+        lease.on_timeout(at(beat));
+    }
+    lease.on_timeout(at(2_000));
+    assert!(drain(&mut lease).contains(&Action::Cancel(EndReason::TimedOut { limit: whole })));
+}
+
+#[test]
 fn i3_the_first_reason_stays_when_draining_is_overtaken_by_loss() {
     let (mut lease, attempt) = renewing();
-    lease.on_stop(EndReason::Shutdown, at(8_260));
+    lease.on_stop(EndReason::Shutdown, None, at(8_260));
     drain(&mut lease);
     lease.on_renewal(attempt, Renewal::Lost(EndReason::Superseded), at(8_300));
     assert_eq!(drain(&mut lease), [Action::Tell(News::Ended { released: false }), Action::Kill]);
@@ -272,7 +358,7 @@ fn a_stop_request_rides_on_a_renewal() {
 #[test]
 fn a_limit_is_a_clock_of_its_own_that_no_renewal_restarts() {
     let (mut lease, attempt) = renewing();
-    lease.limit_to(Duration::from_secs(2), at(8_250));
+    lease.limit_to(Limit::MaxDuration(Duration::from_secs(2)), at(8_250));
     lease.on_renewal(attempt, confirmed(at(8_250)), at(10_000));
     drain(&mut lease);
     assert_eq!(lease.poll_timeout(), Some(at(10_250)));
@@ -284,7 +370,7 @@ fn a_limit_is_a_clock_of_its_own_that_no_renewal_restarts() {
 #[test]
 fn a_limit_reached_together_with_the_end_of_trust_is_a_loss() {
     let mut lease = granted();
-    lease.limit_to(Duration::from_secs(20), at(1));
+    lease.limit_to(Limit::MaxDuration(Duration::from_secs(20)), at(1));
     lease.on_timeout(at(60_000));
     assert!(drain(&mut lease).contains(&Action::Cancel(EndReason::Unconfirmed)));
 }
@@ -331,6 +417,9 @@ enum Step {
     TrustGone,
     Phase,
     Limit(u64),
+    Silence(u64),
+    Beat,
+    StopWithin(u64),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -364,6 +453,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::TrustGone),
         2 => Just(Step::Phase),
         1 => (0..60_000u64).prop_map(Step::Limit),
+        1 => (0..60_000u64).prop_map(Step::Silence),
+        2 => Just(Step::Beat),
+        1 => (0..60_000u64).prop_map(Step::StopWithin),
     ]
 }
 
@@ -375,6 +467,8 @@ struct Rig {
     release: Option<u64>,
     first_reason: Option<EndReason>,
     work_ended: bool,
+    stuck_limit: Option<Duration>,
+    gave_up: bool,
     cancelled: u32,
     ended: Option<bool>,
     row_gone: bool,
@@ -382,14 +476,17 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, stuck_limit: Option<Duration>) -> Self {
+        let timing = Settings { ttl: Some(TTL), stuck_limit, ..Settings::default() }.check().unwrap();
         Self {
-            lease: Lease::granted(timing(), at(0), TTL, at(0), seed).unwrap(),
+            lease: Lease::granted(timing, at(0), TTL, at(0), seed).unwrap(),
             now: at(0),
             renewal: None,
             release: None,
             first_reason: None,
             work_ended: false,
+            stuck_limit,
+            gave_up: false,
             cancelled: 0,
             ended: None,
             row_gone: false,
@@ -452,7 +549,7 @@ impl Rig {
             }
             Step::Stop => {
                 self.expect_reason(EndReason::Shutdown);
-                self.lease.on_stop(EndReason::Shutdown, now);
+                self.lease.on_stop(EndReason::Shutdown, None, now);
             }
             Step::WorkEnds => {
                 self.expect_reason(EndReason::Completed);
@@ -462,7 +559,17 @@ impl Rig {
             Step::Doubt => self.lease.on_doubt(now),
             Step::TrustGone => self.lease.on_trust_gone(now),
             Step::Phase => self.lease.on_phase(Phase::new("busy").unwrap(), now),
-            Step::Limit(millis) => self.lease.limit_to(Duration::from_millis(*millis), now),
+            Step::Limit(millis) => {
+                self.lease.limit_to(Limit::MaxDuration(Duration::from_millis(*millis)), now)
+            }
+            Step::Silence(millis) => {
+                self.lease.limit_to(Limit::MaxSilence(Duration::from_millis(*millis)), now);
+            }
+            Step::Beat => self.lease.on_beat(now),
+            Step::StopWithin(millis) => {
+                self.expect_reason(EndReason::Shutdown);
+                self.lease.on_stop(EndReason::Shutdown, Some(Duration::from_millis(*millis)), now);
+            }
         }
     }
 
@@ -472,7 +579,8 @@ impl Rig {
             match action {
                 Action::Renew { attempt, .. } => {
                     assert!(self.renewal.is_none(), "two renewals in flight");
-                    assert!(self.ended.is_none() && !self.work_ended, "a renewal after the end");
+                    let is_over = self.work_ended || self.gave_up;
+                    assert!(self.ended.is_none() && !is_over, "a renewal after the end");
                     self.renewal = Some((attempt, self.now));
                 }
                 Action::Cancel(reason) => {
@@ -480,9 +588,19 @@ impl Rig {
                     let first = self.first_reason.get_or_insert(reason.clone());
                     assert_eq!(*first, reason, "the first reason wins");
                 }
-                Action::Kill => assert!(self.cancelled == 1 && !self.work_ended, "killed without warning"),
+                Action::Kill => {
+                    assert!(
+                        self.cancelled == 1 && !self.work_ended && !self.gave_up,
+                        "killed without warning"
+                    );
+                }
+                Action::GiveUp => {
+                    assert!(self.stuck_limit.is_some() && self.cancelled == 1, "given up without warning");
+                    assert!(!self.work_ended && !self.gave_up, "given up in vain");
+                    self.gave_up = true;
+                }
                 Action::Release { attempt, .. } => {
-                    assert!(self.work_ended, "released while work may act");
+                    assert!(self.work_ended || self.gave_up, "released while work may act");
                     assert!(self.release.is_none(), "two releases in flight");
                     self.release = Some(attempt);
                 }
@@ -493,7 +611,8 @@ impl Rig {
                 Action::Tell(_) => assert!(self.ended.is_none(), "news after the end"),
                 Action::Finish => {
                     self.finished += 1;
-                    assert!(self.work_ended && self.ended.is_some(), "finished before the end");
+                    let is_over = self.work_ended || self.gave_up;
+                    assert!(is_over && self.ended.is_some(), "finished before the end");
                 }
             }
         }
@@ -513,8 +632,12 @@ proptest! {
 
     /// I1, I3, I6: in whatever order things happen.
     #[test]
-    fn no_order_of_events_breaks_an_invariant(seed: u64, steps in prop::collection::vec(step(), 1..80)) {
-        let mut rig = Rig::new(seed);
+    fn no_order_of_events_breaks_an_invariant(
+        seed: u64,
+        stuck_limit in prop::option::of((0..60_000u64).prop_map(Duration::from_millis)),
+        steps in prop::collection::vec(step(), 1..80),
+    ) {
+        let mut rig = Rig::new(seed, stuck_limit);
         for step in &steps {
             rig.apply(step);
             rig.check();

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -16,11 +16,12 @@ use futures::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Ended;
+use super::{Ended, tasks::Works};
 use crate::{
     clock::{BootInstant, SharedClock},
+    config::Timing,
     end::EndReason,
-    session::{FencingToken, Phase, RunId, SessionKey},
+    session::{FencingToken, Phase, RunId, SessionKey, Stage},
 };
 
 /// What the guard, the work and the actor of one run share.
@@ -30,21 +31,30 @@ pub(crate) struct Shared {
     pub(crate) fence: FencingToken,
     pub(crate) acquired_at_micros: i64,
     clock: SharedClock,
+    pub(super) timing: Timing,
     trust: Trust,
     /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
     expires_at_micros: AtomicI64,
     /// The end of trust for those who wait for it to move; goes on after a stop, while the work has its grace.
     renewed_until: watch::Sender<BootInstant>,
     phase: Mutex<Phase>,
+    /// When the work last said that it advances: nanoseconds of the boot clock.
+    last_beat: AtomicU64,
+    /// The work has outlived its grace.
+    pub(crate) is_stuck: AtomicBool,
+    /// Who works under this run: the guard, and all that was started through its context.
+    pub(super) works: Works,
     /// Child of the supervisor's root token.
     pub(crate) token: CancellationToken,
     reason: OnceLock<EndReason>,
     /// The work has had its time.
     pub(crate) killed: CancellationToken,
-    /// The guard was dropped, or said that the work has ended.
+    /// The guard was dropped, or said that the work has ended, and so has all that it started.
     pub(crate) work_ended: CancellationToken,
-    /// The row is dealt with, or the caller has waited for it long enough.
-    pub(crate) released_or_given_up: CancellationToken,
+    /// The work has not ended, and is not waited for any more.
+    pub(crate) given_up: CancellationToken,
+    /// The row is dealt with, or whoever waits for that has waited long enough.
+    pub(crate) settled: CancellationToken,
     released: OnceLock<bool>,
     /// It is known whether the session was released, or never will be.
     pub(crate) told: CancellationToken,
@@ -62,7 +72,7 @@ pub(crate) struct Start {
 }
 
 impl Shared {
-    pub(crate) fn new(start: Start, clock: SharedClock, token: CancellationToken) -> Self {
+    pub(crate) fn new(start: Start, clock: SharedClock, timing: Timing, token: CancellationToken) -> Self {
         let Start { key, run_id, fence, acquired_at_micros, trusted_until, expires_at_micros, phase } = start;
         Self {
             key,
@@ -70,15 +80,20 @@ impl Shared {
             fence,
             acquired_at_micros,
             clock,
+            timing,
             trust: Trust::until(trusted_until),
             expires_at_micros: AtomicI64::new(expires_at_micros),
             renewed_until: watch::Sender::new(trusted_until),
             phase: Mutex::new(phase),
+            last_beat: AtomicU64::new(0),
+            is_stuck: AtomicBool::new(false),
+            works: Works::of_guard(),
             token,
             reason: OnceLock::new(),
             killed: CancellationToken::new(),
             work_ended: CancellationToken::new(),
-            released_or_given_up: CancellationToken::new(),
+            given_up: CancellationToken::new(),
+            settled: CancellationToken::new(),
             released: OnceLock::new(),
             told: CancellationToken::new(),
         }
@@ -145,6 +160,14 @@ impl Shared {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
     }
 
+    pub(super) fn beat(&self) {
+        self.last_beat.fetch_max(self.clock.now().as_nanos(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn last_beat(&self) -> BootInstant {
+        BootInstant::from_nanos(self.last_beat.load(Ordering::Relaxed))
+    }
+
     /// Ends the run for everybody at once; answers the reason that was first (invariant I3).
     pub(crate) fn end(&self, reason: EndReason) -> EndReason {
         let first = self.reason.get_or_init(|| reason).clone();
@@ -157,11 +180,31 @@ impl Shared {
         self.reason.get()
     }
 
+    /// The reason, for whoever comes too late; sets none.
+    pub(super) fn reason_so_far(&self) -> EndReason {
+        let unset = || if self.is_trusted() { EndReason::Completed } else { EndReason::Unconfirmed };
+        self.reason.get().cloned().unwrap_or_else(unset)
+    }
+
+    /// How the run stands, for a refusal from memory.
+    pub(crate) fn stage(&self) -> Stage {
+        match self.reason.get() {
+            None => Stage::Running,
+            Some(_) if self.is_stuck.load(Ordering::Relaxed) => Stage::Stuck,
+            Some(_) => Stage::Stopping,
+        }
+    }
+
+    /// Whether nothing of the run is waited for any more but its release.
+    pub(crate) fn is_work_over(&self) -> bool {
+        self.work_ended.is_cancelled() || self.given_up.is_cancelled()
+    }
+
     pub(crate) fn tell_released(&self, released: bool) {
         // A release that is confirmed after the run was given up changes nothing for those who were told.
         let _ = self.released.set(released);
         self.told.cancel();
-        self.released_or_given_up.cancel();
+        self.settled.cancel();
     }
 
     pub(super) async fn cancelled(self: Arc<Self>) -> EndReason {
@@ -169,8 +212,12 @@ impl Shared {
         self.first_reason()
     }
 
-    pub(super) fn ended(&self) -> Ended {
-        Ended { reason: self.first_reason(), released: self.released.get().copied().unwrap_or(false) }
+    pub(crate) fn ended(&self) -> Ended {
+        Ended {
+            reason: self.first_reason(),
+            released: self.released.get().copied().unwrap_or(false),
+            gave_up: self.given_up.is_cancelled(),
+        }
     }
 
     /// A token that was cancelled without a reason is one whose supervisor died with it.

@@ -10,16 +10,23 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, channel::oneshot, future::BoxFuture};
+use futures::{
+    FutureExt, StreamExt,
+    channel::{mpsc, oneshot},
+    future::BoxFuture,
+};
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StoreError,
+    Acquire, AcquireOutcome, Bounds, Grant, Hint, LeaseConnection, LeaseStore, Listener, Listening, Migrated,
+    Page, Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun,
+    StoreError,
 };
 use crate::{
     clock::SharedClock,
     run::instant,
-    session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage, StopRequest},
+    session::{
+        FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+    },
 };
 
 /// A database in memory. Clones share it.
@@ -57,6 +64,8 @@ pub struct Statements {
     pub renewals: u64,
     /// Batches of releases.
     pub releases: u64,
+    /// Batches of inspections.
+    pub inspections: u64,
 }
 
 #[derive(Default)]
@@ -70,6 +79,8 @@ struct State {
     locked: HashSet<SessionKey>,
     frozen: Vec<FrozenStatement>,
     statements: Statements,
+    listeners: Vec<(NodeId, mpsc::UnboundedSender<RunId>)>,
+    hints_lost: bool,
 }
 
 /// What happens when the server goes on; takes the clock of that moment.
@@ -114,6 +125,21 @@ impl MemoryStore {
     /// The next `count` statements that renew fail, without happening.
     pub fn fail_renewals(&self, count: u32) {
         self.lock_state().failing_renewals = count;
+    }
+
+    /// From now on hints are lost, or arrive again. Whoever listens does not notice.
+    pub fn set_hints_lost(&self, lost: bool) {
+        self.lock_state().hints_lost = lost;
+    }
+
+    /// Every connection that listens breaks.
+    pub fn break_listeners(&self) {
+        self.lock_state().listeners.clear();
+    }
+
+    /// How many connections listen.
+    pub fn listeners(&self) -> usize {
+        self.lock_state().listeners.iter().filter(|(_, listener)| !listener.is_closed()).count()
     }
 
     /// A stranger locks, or unlocks, the session's row.
@@ -170,13 +196,16 @@ impl MemoryStore {
         self.lock_state().rows.remove(key);
     }
 
-    /// Records a request to stop in the session's row; the first one is kept.
+    /// Somebody asks whoever holds the session to stop, past every fault but a locked row; the first request is kept.
+    ///
+    /// # Panics
+    /// When a text is empty or too long.
     pub fn request_stop(&self, key: &SessionKey, by: &str, reason: &str) {
-        let at = instant(self.now());
-        if let Some(row) = self.lock_state().rows.get_mut(key) {
-            let request = || StopRequest::new(at, Some(by.to_owned()), Some(reason.to_owned()));
-            row.stop.get_or_insert_with(request);
-        }
+        let now = self.now();
+        let by = Some(Requester::new(by).expect("1 to 255 bytes"));
+        let reason = Some(Reason::new(reason).expect("1 to 1000 bytes"));
+        let item = StopRun { key: key.clone(), run_id: None, by, reason };
+        self.lock_state().request_stop(&item, now);
     }
 
     /// The session's row, read past every fault.
@@ -264,12 +293,45 @@ impl LeaseStore for MemoryStore {
         async { Ok(Migrated::new(1, 1)) }.boxed()
     }
 
+    fn listen(&self, node: NodeId, _: Bounds) -> Option<Listening> {
+        let store = self.clone();
+        let listening = async move {
+            let (sender, hints) = mpsc::unbounded();
+            store.execute(move |state, _| state.listeners.push((node, sender))).await?;
+            Ok(Box::new(MemoryListener { store, hints }) as Box<dyn Listener>)
+        };
+        Some(listening.boxed())
+    }
+
     fn schema(&self) -> String {
         String::new()
     }
 
     fn location(&self) -> &str {
         "memory"
+    }
+}
+
+struct MemoryListener {
+    store: MemoryStore,
+    hints: mpsc::UnboundedReceiver<RunId>,
+}
+
+impl Listener for MemoryListener {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
+        async {
+            let heard = self.hints.next().await;
+            heard.map(|run_id| Some(Hint::Stop(run_id))).ok_or_else(|| unavailable("connection reset"))
+        }
+        .boxed()
+    }
+
+    fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.execute(|_, _| ()).boxed()
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
     }
 }
 
@@ -316,12 +378,18 @@ impl LeaseConnection for MemoryStore {
         .boxed()
     }
 
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        let item = item.clone();
+        self.execute(move |state, now| state.request_stop(&item, now)).boxed()
+    }
+
     fn inspect<'a>(
         &'a mut self,
         keys: &'a [SessionKey],
     ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
         let keys = keys.to_vec();
         self.execute(move |state, now| {
+            state.statements.inspections += 1;
             keys.iter().map(|key| state.rows.get(key).map(|row| row.holder(now))).collect()
         })
         .boxed()
@@ -352,6 +420,10 @@ impl LeaseConnection for MemoryStore {
             swept.iter().filter_map(|key| state.rows.remove(key)).count() as u64
         })
         .boxed()
+    }
+
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.execute(|_, _| ()).boxed()
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
@@ -432,6 +504,35 @@ impl State {
                 ReleaseOutcome::Released
             }
             _ => ReleaseOutcome::NotFound,
+        }
+    }
+}
+
+impl State {
+    fn request_stop(&mut self, item: &StopRun, now: i64) -> StopOutcome {
+        let is_wanted = |row: &Row| item.run_id.is_none_or(|wanted| wanted == row.run_id);
+        let row = self.rows.get_mut(&item.key).filter(|row| row.expires_at > now && is_wanted(row));
+        let Some(row) = row else { return StopOutcome::Idle };
+        if self.locked.contains(&item.key) {
+            return StopOutcome::Locked(row.run_id);
+        }
+        let first = row.stop.is_none();
+        row.stop.get_or_insert_with(|| {
+            let by = item.by.as_ref().map(|by| by.as_str().to_owned());
+            let reason = item.reason.as_ref().map(|reason| reason.as_str().to_owned());
+            StopRequest::new(instant(now), by, reason)
+        });
+        let holder = row.holder(now);
+        self.hint(&holder);
+        StopOutcome::Asked { holder: Box::new(holder), first }
+    }
+
+    fn hint(&mut self, holder: &Holder) {
+        self.listeners.retain(|(_, listener)| !listener.is_closed());
+        let reachable = !self.hints_lost && self.fault == Fault::None;
+        for (_, listener) in self.listeners.iter().filter(|(node, _)| reachable && *node == holder.node) {
+            // Whoever has gone meanwhile needs no hint.
+            let _ = listener.unbounded_send(holder.run_id);
         }
     }
 }

@@ -36,12 +36,12 @@ use std::{fmt, sync::Arc};
 use futures::future::BoxFuture;
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release, ReleaseOutcome,
-    Renew, RenewOutcome, StoreError,
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, Migrated, Page, Release,
+    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
 use crate::{
     diagnosis::{Finding, Plan},
-    session::{Holder, SessionKey},
+    session::{Holder, NodeId, SessionKey},
 };
 use statement::Session;
 use target::Target;
@@ -51,9 +51,11 @@ mod connect;
 mod examine;
 mod fault;
 mod hosts;
+mod listen;
 mod row;
 mod schema;
 mod statement;
+mod stop;
 mod target;
 mod verbs;
 
@@ -109,6 +111,13 @@ impl LeaseStore for PostgresStore {
         })
     }
 
+    /// Behind PgBouncer, LISTEN would seem to succeed, and then disturb others.
+    fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
+        let target = self.target.clone();
+        (!target.is_pooled())
+            .then(|| Box::pin(async move { listen::open(&target, node, bounds).await }) as Listening)
+    }
+
     fn schema(&self) -> String {
         schema::script()
     }
@@ -142,6 +151,10 @@ impl LeaseConnection for PostgresConnection {
         Box::pin(verbs::release(&mut self.session, items))
     }
 
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        Box::pin(stop::request(&mut self.session, item))
+    }
+
     fn inspect<'a>(
         &'a mut self,
         keys: &'a [SessionKey],
@@ -158,6 +171,10 @@ impl LeaseConnection for PostgresConnection {
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(verbs::sweep(&mut self.session, limit))
+    }
+
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(connect::check(&mut self.session))
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {

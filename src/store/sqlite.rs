@@ -17,15 +17,16 @@ use self::{
     file::{Access, DatabaseFile, Identity},
 };
 use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, MAX_BATCH, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, StoreError,
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, MAX_BATCH, Migrated, Page,
+    Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
 use crate::{
     diagnosis::{Finding, Plan},
-    session::{Holder, SessionKey},
+    session::{Holder, NodeId, SessionKey},
 };
 
 mod acquire;
+mod changes;
 mod examine;
 mod failure;
 mod file;
@@ -34,6 +35,7 @@ mod remove;
 mod renew;
 mod row;
 mod schema;
+mod stop;
 
 /// Leases in a SQLite file, for the processes of one machine.
 ///
@@ -102,6 +104,11 @@ impl LeaseStore for SqliteStore {
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let file = self.file.clone();
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
+    }
+
+    /// No server tells of a change: the file is looked at, five times a second.
+    fn listen(&self, _: NodeId, bounds: Bounds) -> Option<Listening> {
+        Some(Box::pin(changes::open(self.file.clone(), bounds)))
     }
 
     fn schema(&self) -> String {
@@ -229,6 +236,13 @@ impl LeaseConnection for Connection {
         })
     }
 
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        Box::pin(async move {
+            let outcome = stop::request(&mut self.sqlite, item).await;
+            self.answer(outcome)
+        })
+    }
+
     fn inspect<'a>(
         &'a mut self,
         keys: &'a [SessionKey],
@@ -256,6 +270,20 @@ impl LeaseConnection for Connection {
         })
     }
 
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let usable = async {
+                schema::check(&mut self.sqlite).await?;
+                if self.file.access() != Access::ReadOnly {
+                    accept_writes(&mut self.sqlite).await?;
+                }
+                Ok(())
+            };
+            let usable = usable.await;
+            self.answer(usable)
+        })
+    }
+
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             // The answers are in already; a goodbye that fails changes none of them.
@@ -278,7 +306,7 @@ fn millis(duration: Duration) -> u32 {
 mod tests {
     use super::*;
     use crate::{
-        session::{Label, NodeId, Phase, RunId},
+        session::{Label, Phase, RunId},
         store::SWEEP_AFTER,
     };
 
@@ -348,6 +376,7 @@ mod tests {
             remove::RELEASE,
             remove::SWEEP,
             read::INSPECT,
+            stop::STOP,
         ] {
             let plan: Vec<(i64, i64, i64, String)> =
                 sqlx::query_as(sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {verb}")))

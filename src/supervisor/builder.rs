@@ -2,27 +2,29 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
-use actix::{Actor, AsyncContext, Context};
+use actix::{Actor, AsyncContext, Context, Recipient};
 use futures::channel::oneshot;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Host, Inner, Supervisor};
 use crate::{
     actor::{
+        hints::Hints,
         lane::{Lane, LaneSettings},
         query::QueryLane,
         registry::{Links, Registry},
         run::RunLinks,
+        watching::{LOOK_TIMEOUT, Watcher, Watching},
     },
     clock::{SharedClock, SystemClock},
     config::{Settings, Timing},
     error::StartError,
-    event::EventSender,
+    event::{EventSender, RunEvent, forward},
     session::{Label, NodeId},
     store::{self, Bounds, LeaseConnection, SharedStore, StoreError},
 };
@@ -36,7 +38,9 @@ pub struct Builder {
     holder: Option<String>,
     settings: Settings,
     connect_timeout: Duration,
+    hints: bool,
     clock: SharedClock,
+    listeners: Vec<Recipient<RunEvent>>,
 }
 
 #[derive(Clone)]
@@ -52,7 +56,9 @@ impl Builder {
             holder: None,
             settings: Settings::default(),
             connect_timeout: Duration::from_secs(5),
+            hints: true,
             clock: Arc::new(SystemClock),
+            listeners: Vec::new(),
         }
     }
 
@@ -98,9 +104,35 @@ impl Builder {
         self
     }
 
+    /// See [`Timing::stuck_limit`]. Off by default; zero to a year, counted from when the run is stuck. What is given
+    /// up this way may still act while the next run works: only a fencing token keeps them apart then.
+    pub fn stuck_limit(mut self, limit: Duration) -> Self {
+        self.settings.stuck_limit = Some(limit);
+        self
+    }
+
     /// How long [`start`](Self::start) waits for the database. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
+        self
+    }
+
+    /// Tells an actor of the host what happens to all runs of this supervisor, as messages; may be repeated for others.
+    ///
+    /// One message is on its way at a time. What happens while the actor is busy is kept, up to 1,024 events; then the
+    /// oldest are dropped and told as [`RunEvent::Missed`]. A slow or dead actor delays nothing and nobody.
+    pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
+        self.listeners.push(recipient);
+        self
+    }
+
+    /// Whether requests to stop are listened for; otherwise one reaches its run with the next renewal. Default `true`.
+    ///
+    /// On PostgreSQL this takes one more connection while there is any session, and none is listened on behind
+    /// PgBouncer (`pgbouncer=true`). On SQLite it is a look, five times a second, at whether anybody has written to the
+    /// file.
+    pub fn hints(mut self, hints: bool) -> Self {
+        self.hints = hints;
         self
     }
 
@@ -148,7 +180,7 @@ impl Builder {
     #[cfg(feature = "testing")]
     pub async fn start_here(self) -> Result<Supervisor, StartError> {
         let plan = self.plan()?;
-        let (inner, _over, _connections) = plan.start().await?;
+        let (inner, _over, _goodbyes) = plan.start().await?;
         Ok(Supervisor { inner: Arc::new(inner) })
     }
 
@@ -160,7 +192,15 @@ impl Builder {
             Authority::Store(store) => store,
         };
         let (label, connect_timeout) = (Label::new(label)?, self.connect_timeout);
-        Ok(Plan { timing, label, store, clock: self.clock, connect_timeout })
+        Ok(Plan {
+            timing,
+            label,
+            store,
+            clock: self.clock,
+            connect_timeout,
+            listeners: self.listeners,
+            hints: self.hints,
+        })
     }
 }
 
@@ -181,17 +221,19 @@ struct Plan {
     store: SharedStore,
     clock: SharedClock,
     connect_timeout: Duration,
+    listeners: Vec<Recipient<RunEvent>>,
+    hints: bool,
 }
 
 /// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
     match plan.start().await {
-        Ok((inner, over, connections)) => {
+        Ok((inner, over, goodbyes)) => {
             // A caller that has gone drops the only handle, which shuts the registry down.
             let _ = ready.send(Ok(Arc::new(inner)));
             over.cancelled().await;
-            connections.close();
-            let _ = timeout(GOODBYE, connections.wait()).await;
+            goodbyes.close();
+            let _ = timeout(GOODBYE, goodbyes.wait()).await;
         }
         Err(error) => {
             let _ = ready.send(Err(error));
@@ -199,16 +241,19 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
     }
 }
 
-/// How long connections may take to say goodbye at the end.
+/// How long connections may take to say goodbye at the end, and listeners to hear of it.
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
     async fn start(self) -> Result<(Inner, CancellationToken, TaskTracker), StartError> {
-        let Self { timing, label, store, clock, connect_timeout } = self;
+        let Self { timing, label, store, clock, connect_timeout, listeners, hints } = self;
         let querying = bounds(&timing, timing.query_timeout());
         let connection = first_connection(&store, querying, connect_timeout).await?;
         let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
-        let (over, connections) = (CancellationToken::new(), TaskTracker::new());
+        let (over, goodbyes) = (CancellationToken::new(), TaskTracker::new());
+        for listener in listeners {
+            actix_rt::spawn(goodbyes.track_future(forward(events.source().subscribe(), listener)));
+        }
         let lane = LaneSettings {
             store: store.clone(),
             clock: clock.clone(),
@@ -216,33 +261,75 @@ impl Plan {
             bounds: bounds(&timing, timing.renew_timeout()),
             longest_backoff: timing.longest_backoff(),
             step_tolerance: timing.safety_margin() / 4,
-            connections: connections.clone(),
+            connections: goodbyes.clone(),
         };
         let attempt_timeout = timing.acquire_attempt_timeout();
         let acquiring =
             LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
-        let (queries, query_lane) = QueryLane::new(store, querying, timing.query_timeout(), connection);
-        actix_rt::spawn(connections.track_future(query_lane.serve(over.clone())));
+        let (queries, query_lane) =
+            QueryLane::new(store.clone(), querying, timing.query_timeout(), Some(connection));
+        actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
+        let (looks, look_lane) =
+            QueryLane::new(store.clone(), bounds(&timing, LOOK_TIMEOUT), LOOK_TIMEOUT, None);
+        actix_rt::spawn(goodbyes.track_future(look_lane.serve(over.clone())));
+        let (is_busy, busy) = watch::channel(false);
+        let run_clock = clock.clone();
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
                 timing,
-                clock,
+                clock: run_clock,
                 renewals: Lane::start_with(lane.clone()),
                 releases: Lane::start_with(lane.clone()),
                 events: events.clone(),
                 registry: ctx.address().recipient(),
             };
             let acquires = Lane::start_with(acquiring);
-            let links = Links { node, location: location.clone(), acquires, run };
+            let (location, queries, goodbyes) = (location.clone(), queries.clone(), goodbyes.clone());
+            let links = Links { node, location, acquires, run, goodbyes, queries, is_busy };
             Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
         });
+        if hints {
+            let hints = Hints {
+                store,
+                node,
+                bounds: querying,
+                patience: timing.query_timeout(),
+                silence: timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
+                registry: registry.clone(),
+                is_busy: busy,
+            };
+            actix_rt::spawn(goodbyes.track_future(hints.serve(over.clone())));
+        }
         let host = Mutex::new(None);
         let events = events.source();
-        let report = OnceLock::new();
-        let inner = Inner { registry, queries, events, timing, label, node, location, host, report };
-        Ok((inner, over, connections))
+        let told = events.subscribe();
+        let watcher = Watcher::create(|ctx: &mut Context<Watcher>| {
+            ctx.add_stream(told);
+            Watcher::new(looks, clock.clone())
+        });
+        let watching = Watching(watcher);
+        let (is_closing, report) = (AtomicBool::new(false), OnceLock::new());
+        let inner = Inner {
+            registry,
+            queries,
+            watching,
+            clock,
+            events,
+            timing,
+            label,
+            node,
+            location,
+            host,
+            is_closing,
+            report,
+        };
+        Ok((inner, over, goodbyes))
     }
 }
+
+/// How long a server that listens may say nothing until it is asked for a sign of life.
+const SHORTEST_SILENCE: Duration = Duration::from_secs(1);
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// What the server may take for one statement; the client's own time-outs come besides.
 fn bounds(timing: &Timing, statement: Duration) -> Bounds {

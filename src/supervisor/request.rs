@@ -1,14 +1,18 @@
 //! Requests with options, sent when they are awaited.
 
-use std::{future::IntoFuture, time::Duration};
+use std::{fmt, future::IntoFuture, time::Duration};
 
+use actix::Recipient;
 use futures::{channel::oneshot, future::BoxFuture};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Supervisor;
 use crate::{
     actor::{query::Query, registry::AcquireSession},
+    end::Limit,
     error::{AcquireError, Closed, QueryError},
+    event::RunEvent,
     run::Run,
     session::{Label, Phase, SessionKey, SessionStatus},
     store::Page,
@@ -16,13 +20,14 @@ use crate::{
 
 /// A request for a session; await it.
 #[must_use = "a request does nothing until it is awaited"]
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct AcquireRequest {
     pub(super) supervisor: Supervisor,
     pub(super) key: SessionKey,
     pub(super) holder: Option<String>,
     pub(super) phase: Option<String>,
-    pub(super) max_duration: Option<Duration>,
+    pub(super) limits: Vec<Limit>,
+    pub(super) events: Option<Recipient<RunEvent>>,
 }
 
 impl AcquireRequest {
@@ -41,7 +46,22 @@ impl AcquireRequest {
     /// The run is told to stop (`TimedOut`) this long after its grant, time in suspend included. Without a limit by
     /// default.
     pub fn max_duration(mut self, duration: Duration) -> Self {
-        self.max_duration = Some(duration);
+        self.limits.push(Limit::MaxDuration(duration));
+        self
+    }
+
+    /// The run is told to stop (`TimedOut`) when its work has not said for this long that it advances, by
+    /// [`beat`](crate::RunContext::beat); time in suspend included, counted from the grant. Without a limit by default.
+    /// It says nothing of the lease: renewals go on while the work hangs.
+    pub fn max_silence(mut self, duration: Duration) -> Self {
+        self.limits.push(Limit::MaxSilence(duration));
+        self
+    }
+
+    /// Tells an actor of the host what happens to this run, from `Acquired` to `Ended`. As
+    /// [`Builder::events`](crate::Builder::events), with room for 64 events.
+    pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
+        self.events = Some(recipient);
         self
     }
 
@@ -52,19 +72,26 @@ impl AcquireRequest {
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
-        let (key, max_duration) = (self.key, self.max_duration);
+        let (key, limits, events) = (self.key, self.limits, self.events);
         inner.registry.do_send(AcquireSession {
             key,
             label,
             phase,
-            max_duration,
-            deadline: None,
+            limits,
+            events,
+            deadline: Instant::now() + inner.timing.acquire_timeout(),
             abandoned,
             reply,
         });
         let answer = answer.await.unwrap_or(Err(AcquireError::Closed(Closed)));
         waiting.disarm();
         answer
+    }
+}
+
+impl fmt::Debug for AcquireRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcquireRequest").field("key", &self.key).finish_non_exhaustive()
     }
 }
 

@@ -85,7 +85,7 @@ async fn acquired_at_last(url: &str, pids: &[i32]) -> SystemTime {
                 assert!(alive.is_empty(), "{alive:?} are alive while another holds the session");
                 let at = run.acquired_at();
                 run.release().await;
-                supervisor.shutdown().await;
+                supervisor.shutdown(supervisor.timing().stop_grace()).await;
                 return at;
             }
             Err(AcquireError::Busy(_) | AcquireError::NotAcquired(_) | AcquireError::Unavailable(_)) => {
@@ -263,5 +263,5 @@ async fn is_started_after_the_grant(scene: &Scene, url: &str, unlock: impl Async
     let supervisor = Supervisor::builder(url).start().await.unwrap();
     let status = supervisor.inspect(&key("told")).await.unwrap();
     assert_eq!(status.state, SessionState::Idle, "{status:?}");
-    supervisor.shutdown().await;
+    supervisor.shutdown(supervisor.timing().stop_grace()).await;
 }

@@ -234,7 +234,7 @@ impl Rival {
         for task in self.tasks {
             task.await.expect("nobody panics");
         }
-        self.supervisor.shutdown().await;
+        self.supervisor.shutdown(TTL).await;
         let summary = history::assert_sound(&self.seen.lock().expect("nobody panics"));
         assert!(summary.sessions == 5 && summary.records > 500, "too little was seen: {summary:?}");
     }

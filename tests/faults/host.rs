@@ -42,7 +42,7 @@ async fn i10_a_host_whose_every_thread_is_blocked_for_three_ttls_keeps_every_lea
         runtime.block_on(join_all(blocked));
         let held = runs.iter().filter(|run| run.is_held()).count();
         sender.send((held, runs.len())).expect("the test waits");
-        runtime.block_on(supervisor.shutdown());
+        runtime.block_on(supervisor.shutdown(supervisor.timing().stop_grace()));
     });
     let (held, of) =
         background::run_blocking(move || receiver.recv()).await.expect("the host does not panic");
@@ -78,7 +78,10 @@ async fn two_supervisors_of_one_process_are_two_devices(backend: impl Reachable)
     assert_eq!((busy.holder().run_id, busy.holder().node), (run.run_id(), winner.node()));
 
     let kept = [held(&one, "one's").await, held(&other, "other's").await];
-    assert_eq!(one.shutdown().await.left.len(), usize::from(winner.node() == one.node()) + 1);
+    assert_eq!(
+        one.shutdown(one.timing().stop_grace()).await.left.len(),
+        usize::from(winner.node() == one.node()) + 1
+    );
     assert_eq!(kept[0].cancelled().await, EndReason::Shutdown);
     background::sleep(2 * TTL).await;
     assert!(kept[1].is_held(), "the other supervisor goes on");
@@ -153,7 +156,8 @@ async fn program() {
     let stopping = runs.into_iter().map(|run| async move {
         assert_eq!(run.cancelled().await, EndReason::Shutdown);
     });
-    let (report, _) = futures::join!(supervisor.shutdown(), join_all(stopping));
+    let (report, _) =
+        futures::join!(supervisor.shutdown(supervisor.timing().stop_grace()), join_all(stopping));
     assert!(report.left.is_empty(), "{report:?}");
     supervisor.acquire(&sessions[0]).await.expect_err("it has ended");
 }

@@ -87,7 +87,7 @@ async fn fail_in_every_way(heard: &Heard, commands: &mut Commands) {
     heard.error(supervisor.acquire(&session).await.expect_err("the database is silent"));
     heard.error(supervisor.inspect(&session).await.expect_err("the database is silent"));
     drop(run);
-    heard.shown(&supervisor.shutdown().await);
+    heard.shown(&supervisor.shutdown(supervisor.timing().stop_grace()).await);
 }
 
 /// All that was logged, and all that was said in errors.

@@ -58,6 +58,33 @@ async fn i9_a_server_that_stays_read_only_ends_every_run_by_its_trusted_time() {
     drop(held_at_last(&supervisor, "chat-0").await);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_is_ready_only_while_its_server_answers_and_takes_writes() {
+    let server = Server::start();
+    let backend = PostgresBackend::start(&server, "").await;
+    let supervisor = supervisor(&backend.database().url(), TTL).await;
+    let ready_at_last = async |wanted: bool| {
+        at_last("readiness", async || match supervisor.is_ready().await == wanted {
+            true => Ok(()),
+            false => Err(format!("{}", !wanted)),
+        })
+        .await;
+    };
+    ready_at_last(true).await;
+    server.make_read_only().await;
+    ready_at_last(false).await;
+    server.make_writable().await;
+    ready_at_last(true).await;
+    server.stop().await;
+    ready_at_last(false).await;
+    server.start_again().await;
+    ready_at_last(true).await;
+    let frozen = server.freeze();
+    assert!(!supervisor.is_ready().await);
+    frozen.thaw();
+    ready_at_last(true).await;
+}
+
 /// A hundred times at random instants, under load.
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_sessions_terminated_at_random_cost_no_lease_and_make_no_second_holder() {
@@ -144,7 +171,7 @@ impl Traffic {
             caller.await.expect("no caller panics");
         }
         for supervisor in &self.supervisors {
-            supervisor.shutdown().await;
+            supervisor.shutdown(supervisor.timing().stop_grace()).await;
         }
         history::assert_sound(&self.seen.lock().expect("no caller panics"))
     }

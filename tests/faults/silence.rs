@@ -85,7 +85,7 @@ async fn i9_an_outage_shorter_than_the_tolerated_one_loses_nothing() {
         for run in &runs {
             assert!(run.is_held(), "{run:?}");
         }
-        supervisor.shutdown().await;
+        supervisor.shutdown(supervisor.timing().stop_grace()).await;
     }
 }
 
@@ -153,7 +153,7 @@ async fn i7_what_is_granted_during_a_shutdown_is_given_back() {
     let under_way = proxy.next_request();
     let acquiring = tokio::spawn(supervisor.acquire(&key("chat")).into_future());
     under_way.await;
-    supervisor.shutdown().await;
+    supervisor.shutdown(supervisor.timing().stop_grace()).await;
     acquiring.await.unwrap().expect_err("the supervisor is shutting down");
     assert!(is_idle(&observer.inspect(&key("chat")).await.unwrap()), "left to expire");
 }

@@ -291,78 +291,6 @@ fn i3_work_that_returns_after_trust_is_never_a_success() {
 }
 
 #[test]
-fn shutdown_refuses_new_runs_tells_the_old_ones_and_leaves_nothing_behind() {
-    simulate(async |sim| {
-        let supervisor = supervisor(&sim).await;
-        let mut work = Vec::new();
-        for n in 0..100 {
-            let run = held(&supervisor, &format!("chat-{n}")).await;
-            work.push(spawn_local(run.scope(async move |ctx| {
-                let reason = ctx.cancelled().await;
-                tokio::time::sleep(millis(n * 10)).await;
-                reason
-            })));
-        }
-        let handle = supervisor.clone();
-        let shutdown = spawn_local(async move { handle.shutdown().await });
-        sim.sleep(millis(1)).await;
-        let refused = supervisor.acquire(&key("late")).await.unwrap_err();
-        assert!(matches!(refused, AcquireError::ShuttingDown), "{refused:?}");
-        assert!(shutdown.await.unwrap().left.is_empty());
-        assert!(sim.store.is_empty());
-        for work in work {
-            assert_eq!(work.await.unwrap().unwrap_err().into_value(), Some(EndReason::Shutdown));
-        }
-        let closed = supervisor.acquire(&key("later")).await.unwrap_err();
-        assert!(matches!(closed, AcquireError::Closed(_)), "{closed:?}");
-        let restarted = sim.supervisor().start_here().await.unwrap();
-        drop(held(&restarted, "chat-0").await);
-    });
-}
-
-#[test]
-fn shutdown_does_not_wait_for_ever_for_work_that_does_not_end() {
-    simulate(async |sim| {
-        let supervisor = supervisor(&sim).await;
-        let run = held(&supervisor, "chat").await;
-        let report = supervisor.shutdown().await;
-        assert_eq!(report.left, [key("chat")]);
-        assert!(!run.is_held());
-        assert_eq!(run.cancelled().await, EndReason::Shutdown);
-        assert!(!sim.store.is_empty(), "its lease is left to expire, since it may still act");
-    });
-}
-
-#[test]
-fn a_second_shutdown_answers_as_the_first_and_events_end_with_the_supervisor() {
-    simulate(async |sim| {
-        let supervisor = supervisor(&sim).await;
-        let mut events = supervisor.events();
-        let run = held(&supervisor, "chat").await;
-        let first = supervisor.shutdown().await;
-        assert_eq!(first.left, [key("chat")]);
-        assert_eq!(supervisor.shutdown().await, first);
-        drop(run);
-        let told = async { while events.next().await.is_some() {} };
-        tokio::time::timeout(seconds(1), told).await.expect("although a handle is still there");
-        assert!(supervisor.events().next().await.is_none());
-    });
-}
-
-#[test]
-fn a_grant_that_comes_during_a_shutdown_is_given_back_and_not_called_certain() {
-    simulate(async |sim| {
-        let supervisor = supervisor(&sim).await;
-        sim.store.set_delay(millis(50));
-        let request = spawn_local(supervisor.acquire(&key("chat")).into_future());
-        sim.sleep(millis(60)).await;
-        assert!(supervisor.shutdown().await.left.is_empty());
-        assert!(!request.await.unwrap().unwrap_err().is_certain());
-        assert!(sim.store.is_empty(), "the next process need not wait for a ttl");
-    });
-}
-
-#[test]
 fn a_process_that_stops_a_run_still_tells_how_long_its_lease_lasts() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
@@ -400,20 +328,6 @@ fn lost_runs_do_not_wait_for_each_other_when_the_database_is_silent() {
 }
 
 #[test]
-fn a_limited_run_is_told_to_stop_in_time_even_if_the_machine_sleeps() {
-    simulate(async |sim| {
-        let supervisor = supervisor(&sim).await;
-        let run = supervisor.acquire(&key("chat")).max_duration(seconds(100)).await.unwrap();
-        sim.sleep(seconds(90)).await;
-        assert!(run.is_held());
-        sim.clock.suspend(seconds(12));
-        sim.sleep(millis(1_100)).await;
-        assert!(matches!(run.cancelled().await, EndReason::TimedOut { .. }));
-        assert!(run.release().await.released);
-    });
-}
-
-#[test]
 fn a_phase_is_seen_by_others_soon_and_by_this_process_at_once() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
@@ -443,18 +357,5 @@ fn trust_can_be_followed_from_renewal_to_renewal_until_the_run_ends() {
         }
         drop(run);
         while trust.next().await.is_some() {}
-    });
-}
-
-#[test]
-fn dropping_the_last_handle_ends_every_run() {
-    simulate(async |sim| {
-        let supervisor = supervisor(&sim).await;
-        let run = held(&supervisor, "chat").await;
-        drop(supervisor);
-        assert_eq!(run.cancelled().await, EndReason::Shutdown);
-        drop(run);
-        sim.sleep(seconds(1)).await;
-        assert!(sim.store.is_empty());
     });
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tenure::{
-    Holder, Label, NodeId, Phase, RunId, SessionKey, Stage,
+    Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage,
     store::{
         Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Release, ReleaseOutcome, Renew,
-        RenewOutcome, Renewed,
+        RenewOutcome, Renewed, StopOutcome, StopRun,
     },
 };
 
@@ -71,6 +71,18 @@ impl Client {
         one(self.connection.release(&[item]).await.unwrap_or_else(|error| panic!("{error}")))
     }
 
+    pub async fn stop(&mut self, item: StopRun) -> StopOutcome {
+        self.connection.request_stop(&item).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Who was asked, and whether for the first time.
+    pub async fn asked(&mut self, item: StopRun) -> (Holder, bool) {
+        match self.stop(item).await {
+            StopOutcome::Asked { holder, first } => (*holder, first),
+            other => panic!("nobody was asked: {other:?}"),
+        }
+    }
+
     pub async fn holder(&mut self, key: &SessionKey) -> Option<Holder> {
         let keys = std::slice::from_ref(key);
         one(self.connection.inspect(keys).await.unwrap_or_else(|error| panic!("{error}")))
@@ -92,6 +104,12 @@ pub fn acquire(key: &SessionKey, run_id: RunId) -> Acquire {
 /// An ordinary renewal.
 pub fn renew(key: &SessionKey, run_id: RunId) -> Renew {
     Renew { key: key.clone(), run_id, ttl: TTL, safety_margin: MARGIN, stage: Stage::Running, phase: None }
+}
+
+/// A request to stop.
+pub fn stop(key: &SessionKey, run_id: Option<RunId>, by: &str, reason: &str) -> StopRun {
+    let (by, reason) = (Requester::new(by).expect("short"), Reason::new(reason).expect("short"));
+    StopRun { key: key.clone(), run_id, by: Some(by), reason: Some(reason) }
 }
 
 /// A key of the account that most tests use.

@@ -9,12 +9,13 @@ use tenure::{
     FencingToken, Label, Phase, RunId, SessionKey, Stage,
     store::{
         Acquire, AcquireOutcome, MAX_BATCH, Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER,
+        StopOutcome, StopRun,
     },
 };
 
 use super::support::{
     backend::Backend,
-    client::{Client, MARGIN, TTL, acquire, key, renew},
+    client::{Client, MARGIN, TTL, acquire, key, renew, stop},
 };
 
 /// Makes one test per promise, each on a backend of its own.
@@ -39,6 +40,10 @@ macro_rules! conformance {
             a_renewal_of_a_lost_session_says_how_it_was_lost
             a_stop_request_reaches_the_holder_with_its_renewals
             a_stop_request_never_reaches_the_next_run
+            a_stop_is_recorded_with_who_and_why_and_the_first_is_kept
+            a_stop_says_no_more_than_it_was_told
+            a_stop_of_a_session_that_nobody_holds_asks_nobody
+            a_stop_that_names_a_run_asks_no_other
             a_release_frees_the_session_of_its_run_only
             an_expired_lease_can_be_released
             a_sweep_deletes_only_what_expired_long_ago
@@ -333,6 +338,70 @@ pub(crate) async fn a_stop_request_never_reaches_the_next_run(backend: &impl Bac
     assert_eq!(client.granted(acquire(&key, old)).await.stop, None);
 }
 
+pub(crate) async fn a_stop_is_recorded_with_who_and_why_and_the_first_is_kept(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let (key, run) = (key("s"), RunId::random());
+    let grant = client.granted(acquire(&key, run)).await;
+    let long = "x".repeat(900) + " it's \"late\" \\ \n🦀";
+    let (holder, first) = client.asked(stop(&key, None, "ops", &long)).await;
+    assert!(first);
+    assert_eq!((holder.run_id, holder.fence), (run, grant.fence));
+    assert!(holder.expires_in > Duration::ZERO && holder.expires_in <= TTL);
+    let request = holder.stop.clone().expect("it was asked");
+    assert_eq!((request.by.as_deref(), request.reason.as_deref()), (Some("ops"), Some(long.as_str())));
+    assert!(micros(request.at) >= grant.acquired_at_micros && micros(request.at) < grant.expires_at_micros);
+    let neighbour = key_of_another(&mut client).await;
+
+    let (again, first) = client.asked(stop(&key, Some(run), "somebody else", "no reason")).await;
+    assert!(!first);
+    assert_eq!((again.run_id, again.stop), (run, Some(request.clone())));
+    assert_eq!(client.renewed(renew(&key, run)).await.stop, Some(request.clone()));
+    assert_eq!(client.holder(&key).await.expect("it is held").stop, Some(request));
+    assert_eq!(client.holder(&neighbour).await.expect("it is held").stop, None);
+}
+
+pub(crate) async fn a_stop_says_no_more_than_it_was_told(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let (key, run) = (key("s"), RunId::random());
+    client.granted(acquire(&key, run)).await;
+    let (holder, first) =
+        client.asked(StopRun { by: None, reason: None, ..stop(&key, None, "-", "-") }).await;
+    let request = holder.stop.expect("it was asked");
+    assert_eq!((first, request.by, request.reason), (true, None, None));
+    let (holder, first) = client.asked(stop(&key, None, "ops", "deploy")).await;
+    let request = holder.stop.expect("it was asked");
+    assert_eq!((first, request.by, request.reason), (false, None, None));
+}
+
+/// I4: neither free nor expired rows are written.
+pub(crate) async fn a_stop_of_a_session_that_nobody_holds_asks_nobody(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let (key, run) = (key("s"), RunId::random());
+    assert_eq!(client.stop(stop(&key, None, "ops", "deploy")).await, StopOutcome::Idle);
+    client.granted(acquire(&key, run)).await;
+    backend.set_remaining(&key, -1).await;
+    let before = backend.image(&key).await.expect("the row stays");
+    for run in [None, Some(run)] {
+        assert_eq!(client.stop(stop(&key, run, "ops", "deploy")).await, StopOutcome::Idle);
+    }
+    assert_eq!(backend.image(&key).await, Some(before));
+}
+
+/// I4: a late stop never hits the next run.
+pub(crate) async fn a_stop_that_names_a_run_asks_no_other(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let (key, old, new) = (key("s"), RunId::random(), RunId::random());
+    client.granted(acquire(&key, old)).await;
+    client.release(&key, old).await;
+    client.granted(acquire(&key, new)).await;
+    let before = backend.image(&key).await.expect("it is held");
+    assert_eq!(client.stop(stop(&key, Some(old), "ops", "deploy")).await, StopOutcome::Idle);
+    assert_eq!(backend.image(&key).await, Some(before));
+    assert_eq!(client.renewed(renew(&key, new)).await.stop, None);
+    let (holder, first) = client.asked(stop(&key, Some(new), "ops", "deploy")).await;
+    assert_eq!((holder.run_id, first), (new, true));
+}
+
 /// I4: a late release never frees the next run.
 pub(crate) async fn a_release_frees_the_session_of_its_run_only(backend: &impl Backend) {
     let mut client = connect(backend).await;
@@ -612,6 +681,12 @@ pub(crate) async fn a_second_migration_finds_nothing_to_do(backend: &impl Backen
 
 async fn connect(backend: &impl Backend) -> Client {
     Client::connect(&*backend.store()).await
+}
+
+async fn key_of_another(client: &mut Client) -> SessionKey {
+    let key = key("another");
+    client.granted(acquire(&key, RunId::random())).await;
+    key
 }
 
 async fn take_and_release(client: &mut Client, key: &SessionKey) -> FencingToken {

@@ -1,5 +1,7 @@
 //! `tenure list`: all sessions.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::{
@@ -22,7 +24,7 @@ pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
                 request = request.include_expired();
             }
             let sessions = request.await?;
-            supervisor.shutdown().await;
+            supervisor.shutdown(Duration::ZERO).await;
             sessions
         }
         None => Vec::new(),

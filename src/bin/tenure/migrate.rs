@@ -1,5 +1,7 @@
 //! `tenure migrate` and `tenure sweep`: the database's upkeep.
 
+use std::time::Duration;
+
 use serde_json::json;
 use tenure::store;
 use tokio::time::timeout;
@@ -46,7 +48,7 @@ pub(crate) async fn sweep(global: &Global) -> Result<u8, Failure> {
         Some(builder) => {
             let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
             let removed = supervisor.sweep().await?;
-            supervisor.shutdown().await;
+            supervisor.shutdown(Duration::ZERO).await;
             removed
         }
         None => 0,

@@ -50,7 +50,7 @@ pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure>
     let acquired = tokio::select! {
         acquired = request.into_future() => acquired,
         number = signals.next() => {
-            supervisor.shutdown().await;
+            supervisor.shutdown(Duration::ZERO).await;
             return Ok(by_signal(number));
         }
     };
@@ -68,7 +68,7 @@ pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure>
         }
         Err(error) => Err(error.into()),
     };
-    supervisor.shutdown().await;
+    supervisor.shutdown(Duration::ZERO).await;
     events.close();
     code
 }

@@ -1,5 +1,7 @@
 //! `tenure status`: who holds a session.
 
+use std::time::Duration;
+
 use tenure::SessionStatus;
 
 use crate::{
@@ -15,7 +17,7 @@ pub(crate) async fn status(global: &Global, args: &Status) -> Result<u8, Failure
         Some(builder) => {
             let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
             let status = supervisor.inspect(&key).await?;
-            supervisor.shutdown().await;
+            supervisor.shutdown(Duration::ZERO).await;
             status
         }
         None => SessionStatus::idle(key),

@@ -17,27 +17,36 @@ use crate::store::{Bounds, StoreError};
 
 /// A connection to a server that takes writes and has a schema that this release can work with.
 pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
-    search(target, bounds, Purpose::Work).await
+    search(target, bounds, Purpose::Work).await.map(|(_, session)| session)
 }
 
 /// A connection to a server that may have no schema yet.
 pub(super) async fn to_migrate(target: &Target) -> Result<Session, StoreError> {
-    search(target, schema::BOUNDS, Purpose::Migrate).await
+    search(target, schema::BOUNDS, Purpose::Other).await.map(|(_, session)| session)
+}
+
+/// The server to listen on: the one where whoever writes will notify.
+pub(super) async fn to_listen(target: &Target, bounds: Bounds) -> Result<&Server, StoreError> {
+    match target.in_order()[..] {
+        [only] => Ok(only),
+        _ => search(target, bounds, Purpose::Other).await.map(|(server, _)| server),
+    }
 }
 
 #[derive(Clone, Copy)]
 enum Purpose {
     Work,
-    Migrate,
+    /// Needs no schema.
+    Other,
 }
 
 /// Asks one server after the other. What one server refuses for certain (a password, say), another may grant: the
 /// refused one may have been fenced off after a failover.
-async fn search(target: &Target, bounds: Bounds, purpose: Purpose) -> Result<Session, StoreError> {
+async fn search(target: &Target, bounds: Bounds, purpose: Purpose) -> Result<(&Server, Session), StoreError> {
     let servers = target.in_order();
     if let [only] = servers[..] {
         // Whoever asks bounds the whole.
-        return visit(only, bounds, purpose).await;
+        return visit(only, bounds, purpose).await.map(|session| (only, session));
     }
     let until = Instant::now() + time_to_connect(bounds);
     let mut refusals = Vec::new();
@@ -46,7 +55,7 @@ async fn search(target: &Target, bounds: Bounds, purpose: Purpose) -> Result<Ses
         match timeout(share, visit(server, bounds, purpose)).await {
             Ok(Ok(session)) => {
                 target.prefer(server);
-                return Ok(session);
+                return Ok((server, session));
             }
             Ok(Err(refusal)) => refusals.push((server, refusal)),
             Err(_elapsed) => {
@@ -69,13 +78,13 @@ async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Sess
     let mut session = Session::new(connection, server);
     match purpose {
         Purpose::Work => check(&mut session).await?,
-        Purpose::Migrate => check_writable(&mut session).await?,
+        Purpose::Other => check_writable(&mut session).await?,
     }
     Ok(session)
 }
 
 /// One round trip: whether the server takes writes, and whether its schema fits.
-async fn check(session: &mut Session) -> Result<(), StoreError> {
+pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
     let keeps_settings = !session.is_pooled();
     let probe = Statement::new(include_str!("probe.sql"), vec![Value::Flag(keeps_settings)]);
     let row = session.fetch_one(&probe).await?;
@@ -88,6 +97,10 @@ async fn check(session: &mut Session) -> Result<(), StoreError> {
     };
     schema::check(newest, session.location())
 }
+
+/// Whether the server takes no writes.
+pub(super) const READ_ONLY: &str =
+    "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
 
 /// For a server whose schema may not be there.
 async fn check_writable(session: &mut Session) -> Result<(), StoreError> {

@@ -48,6 +48,11 @@ impl Target {
         Ok(Self { servers, first: AtomicUsize::new(0), location })
     }
 
+    /// Whether the URL says that there is a PgBouncer.
+    pub(super) fn is_pooled(&self) -> bool {
+        self.servers[0].pooled
+    }
+
     /// All servers, the one to ask first before the others.
     pub(super) fn in_order(&self) -> Vec<&Server> {
         let (before, from) = self.servers.split_at(self.first.load(Ordering::Relaxed));
@@ -77,7 +82,7 @@ impl Target {
 impl Server {
     fn parse(mut url: Url) -> Result<Self, StoreError> {
         check_shape(&url)?;
-        let pooled = is_pooled(hosts::take(&mut url, "pgbouncer"))?;
+        let pooled = parse_pooled(hosts::take(&mut url, "pgbouncer"))?;
         check_session_attrs(hosts::take(&mut url, "target_session_attrs"))?;
         check_parameters(&url)?;
         // sqlx warns of a malformed line in the password file by showing it.
@@ -182,7 +187,7 @@ fn explain(error: &sqlx::Error) -> String {
     )
 }
 
-fn is_pooled(parameter: Option<String>) -> Result<bool, StoreError> {
+fn parse_pooled(parameter: Option<String>) -> Result<bool, StoreError> {
     match parameter.as_deref() {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),

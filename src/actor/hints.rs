@@ -1,0 +1,117 @@
+//! Listening for requests to stop, while this process has a session or asks for one.
+//!
+//! A hint says that there is something to read, and nothing depends on it: a request that nobody is told of reaches
+//! its run with the next renewal. Whenever hints may have been lost, the rows of all runs are read once.
+
+use std::time::Duration;
+
+use actix::Addr;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    actor::{
+        lane::backoff,
+        registry::{LookForStops, Registry},
+    },
+    session::NodeId,
+    store::{Bounds, Hint, Listener, SharedStore, StoreError},
+};
+
+/// What the task that listens works with.
+pub(crate) struct Hints {
+    pub(crate) store: SharedStore,
+    pub(crate) node: NodeId,
+    pub(crate) bounds: Bounds,
+    /// How long the server may take to answer.
+    pub(crate) patience: Duration,
+    /// How long it may say nothing until it is asked for a sign of life.
+    pub(crate) silence: Duration,
+    pub(crate) registry: Addr<Registry>,
+    pub(crate) is_busy: watch::Receiver<bool>,
+}
+
+/// The longest pause between two attempts to connect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long the goodbye to the server may take.
+const GOODBYE: Duration = Duration::from_millis(300);
+
+impl Hints {
+    /// Listens until the supervisor is over.
+    pub(crate) async fn serve(mut self, over: CancellationToken) {
+        let mut failures = 0;
+        while let Some(true) = over.run_until_cancelled(self.until_busy()).await {
+            let Some(opened) = over.run_until_cancelled(self.open()).await else { return };
+            let lost = match opened {
+                Ok(None) => return,
+                Ok(Some(mut listener)) => {
+                    failures = 0;
+                    let Some(lost) = over.run_until_cancelled(self.heed(&mut *listener)).await else {
+                        let _ = timeout(GOODBYE, listener.close()).await;
+                        return;
+                    };
+                    lost
+                }
+                Err(error) => error,
+            };
+            tracing::debug!(error = %lost, "nobody listens for requests to stop");
+            failures += 1;
+            if over.run_until_cancelled(sleep(backoff(failures, LONGEST_PAUSE))).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// `false` when the registry has ended.
+    async fn until_busy(&mut self) -> bool {
+        self.is_busy.wait_for(|is_busy| *is_busy).await.is_ok()
+    }
+
+    async fn open(&self) -> Result<Option<Box<dyn Listener>>, StoreError> {
+        let Some(opening) = self.store.listen(self.node, self.bounds) else { return Ok(None) };
+        timeout(self.patience, opening).await.unwrap_or_else(|_elapsed| Err(self.silent())).map(Some)
+    }
+
+    /// Reads what the hints have it, until they may be lost.
+    async fn heed(&mut self, listener: &mut dyn Listener) -> StoreError {
+        // What was asked while nobody listened.
+        self.look(None).await;
+        loop {
+            if !*self.is_busy.borrow_and_update() {
+                self.until_busy().await;
+                if let Err(error) = self.check(listener).await {
+                    return error;
+                }
+            }
+            match timeout(self.silence, listener.next()).await {
+                Ok(Ok(None)) => {}
+                Ok(Ok(Some(Hint::Changed))) => self.look(None).await,
+                // Many may be asked at once: the next does not wait for this one.
+                Ok(Ok(Some(Hint::Stop(run_id)))) => self.registry.do_send(LookForStops(Some(run_id))),
+                Ok(Err(error)) => return error,
+                Err(_elapsed) => {
+                    if let Err(error) = self.check(listener).await {
+                        return error;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn look(&self, which: Option<crate::session::RunId>) {
+        // A registry that has ended has no runs.
+        let _ = self.registry.send(LookForStops(which)).await;
+    }
+
+    async fn check(&self, listener: &mut dyn Listener) -> Result<(), StoreError> {
+        timeout(self.patience, listener.check()).await.unwrap_or_else(|_elapsed| Err(self.silent()))
+    }
+
+    fn silent(&self) -> StoreError {
+        let detail = format!("no answer within {:?}", self.patience);
+        StoreError::Unavailable { location: self.store.location().to_owned(), detail }
+    }
+}

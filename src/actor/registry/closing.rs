@@ -1,0 +1,168 @@
+//! How a registry ends: it takes no new runs, lets the old ones finish or tells them to, and reports.
+
+use std::time::Duration;
+
+use actix::{ActorContext, AsyncContext, Context, Handler, Message};
+use futures::channel::oneshot;
+use tracing::{info, warn};
+
+use super::{Registry, Running};
+use crate::{actor::run::Stop, end::EndReason, event::RunRef, run::Ended, session::SessionKey};
+
+/// Set once no new runs are taken.
+#[derive(Default)]
+pub(super) struct Closing {
+    drained: Vec<oneshot::Sender<()>>,
+    /// Set once the runs were told to end as well.
+    shutdown: Option<ShuttingDown>,
+}
+
+#[derive(Default)]
+struct ShuttingDown {
+    replies: Vec<oneshot::Sender<ShutdownReport>>,
+    ended: Vec<EndedRun>,
+    /// Sessions that are dealt with, and of which the database has not confirmed that they are free.
+    left: Vec<SessionKey>,
+}
+
+/// Take no new runs.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Drain {
+    /// Told when no run is left.
+    pub(crate) drained: oneshot::Sender<()>,
+}
+
+/// Take no new runs, end the others, then end.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Shutdown {
+    pub(crate) grace: Duration,
+    pub(crate) reply: Option<oneshot::Sender<ShutdownReport>>,
+}
+
+/// What a shutdown ended, and what it left behind.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// The runs that ended from its beginning on, in this order.
+    pub ended: Vec<EndedRun>,
+    /// Sessions whose work had not ended, or whose release was not confirmed, in time; in key order. Their leases
+    /// expire within one ttl.
+    pub left: Vec<SessionKey>,
+    /// The supervisor had failed before: every run was cancelled, and every lease it held expires within one ttl.
+    pub failed: bool,
+}
+
+/// A run that ended, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct EndedRun {
+    /// Which run.
+    pub run: RunRef,
+    /// How it ended.
+    pub ended: Ended,
+}
+
+impl Registry {
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    pub(super) fn is_shutting_down(&self) -> bool {
+        self.closing.as_ref().is_some_and(|closing| closing.shutdown.is_some())
+    }
+
+    /// For the report of a shutdown under way.
+    pub(super) fn note_ended(&mut self, run: &Running) {
+        let Some(shutdown) = self.closing.as_mut().and_then(|closing| closing.shutdown.as_mut()) else {
+            return;
+        };
+        let ended = run.shared.ended();
+        // A row of another run is not this supervisor's to free.
+        if !ended.released && ended.reason != EndReason::Superseded {
+            shutdown.left.push(run.shared.key.clone());
+        }
+        shutdown.ended.push(EndedRun { run: RunRef::of(&run.shared), ended });
+    }
+
+    /// The row that an acquire of unknown outcome may have made will not be looked for any longer.
+    pub(super) fn note_left(&mut self, key: SessionKey) {
+        if let Some(shutdown) = self.closing.as_mut().and_then(|closing| closing.shutdown.as_mut()) {
+            shutdown.left.push(key);
+        }
+    }
+
+    pub(super) fn end_when_empty(&mut self, ctx: &mut Context<Self>) {
+        let Some(closing) = self.closing.as_mut() else { return };
+        if !self.sessions.is_empty() || !self.orphans.is_empty() {
+            return;
+        }
+        for drained in closing.drained.drain(..) {
+            let _ = drained.send(());
+        }
+        if closing.shutdown.is_some() {
+            self.end(ctx);
+        }
+    }
+
+    fn end(&mut self, ctx: &mut Context<Self>) {
+        let shutdown = self.closing.as_mut().and_then(|closing| closing.shutdown.take());
+        let Some(ShuttingDown { replies, ended, mut left }) = shutdown else { return };
+        left.extend(self.sessions.keys().chain(self.orphans.values()).cloned());
+        left.sort();
+        left.dedup();
+        if !left.is_empty() {
+            warn!(left = left.len(), "shut down with sessions left to expire");
+        }
+        let report = ShutdownReport { ended, left, failed: false };
+        for reply in replies {
+            let _ = reply.send(report.clone());
+        }
+        ctx.stop();
+    }
+
+    /// Long enough for the grace, what follows it, and two attempts to release.
+    fn longest_shutdown(&self, grace: Duration) -> Duration {
+        let timing = &self.links.run.timing;
+        grace.saturating_add(timing.loss_grace() + 2 * timing.renew_timeout() + timing.longest_backoff())
+    }
+}
+
+impl Handler<Drain> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, drain: Drain, ctx: &mut Context<Self>) {
+        if !self.is_closing() {
+            info!(sessions = self.sessions.len(), "draining");
+        }
+        self.closing.get_or_insert_default().drained.push(drain.drained);
+        self.end_when_empty(ctx);
+    }
+}
+
+impl Handler<Shutdown> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, Shutdown { grace, reply }: Shutdown, ctx: &mut Context<Self>) {
+        if !self.is_shutting_down() {
+            info!(sessions = self.sessions.len(), "shutting down");
+        }
+        let closing = self.closing.get_or_insert_default();
+        closing.shutdown.get_or_insert_default().replies.extend(reply);
+        self.stop_compensating.cancel();
+        // Again, if it was asked for before: the grace may be shorter now.
+        for session in self.sessions.values() {
+            if let Some(running) = &session.running {
+                running.actor.do_send(Stop { reason: EndReason::Shutdown, grace: Some(grace) });
+            }
+            if let Some(pending) = &session.acquiring {
+                pending.first.abandoned.cancel();
+            }
+        }
+        ctx.run_later(self.longest_shutdown(grace), |registry, ctx| registry.end(ctx));
+        self.end_when_empty(ctx);
+    }
+}

@@ -1,0 +1,231 @@
+//! Requests to stop: asked by this process, or found in the rows of its runs.
+
+use std::time::{Duration, SystemTime};
+
+use actix::{Addr, AsyncContext as _, Context, Handler, Message, ResponseFuture};
+use futures::channel::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Pending, Registry, Running, Session};
+use crate::{
+    actor::{
+        acquisition::{Acquired, Settled},
+        lane::backoff,
+        query::{Queries, Query},
+        run::{RunActor, Stop},
+    },
+    end::EndReason,
+    error::QueryError,
+    session::{Holder, RunId, SessionKey, StopRequest},
+    store::{MAX_BATCH, StopOutcome, StopRun, StoreError},
+};
+
+/// A caller wants the run of a session to stop.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct StopSession {
+    pub(crate) item: StopRun,
+    pub(crate) reply: oneshot::Sender<Result<Option<Told>, QueryError>>,
+}
+
+/// Who was asked to stop, and whether for the first time.
+pub(crate) struct Told {
+    pub(crate) holder: Holder,
+    pub(crate) first: bool,
+}
+
+/// This run of this process, or any, may have been asked to stop: read its row. Answered when that is done.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct LookForStops(pub(crate) Option<RunId>);
+
+/// A run of this process was asked to stop, by its row.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct StopFound {
+    key: SessionKey,
+    run_id: RunId,
+    request: StopRequest,
+}
+
+/// How often rows are read that are not answered for. After that the next renewal brings what they say.
+const LOOKS: u32 = 4;
+/// The longest pause between two attempts to read, or to write into a locked row.
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+impl Registry {
+    pub(super) fn tell_whether_busy(&self) {
+        let is_busy = !self.sessions.is_empty();
+        self.links.is_busy.send_if_modified(|was| std::mem::replace(was, is_busy) != is_busy);
+    }
+
+    /// Tells the run at once; answers who it is.
+    fn stop_here(
+        &mut self,
+        key: &SessionKey,
+        run_id: Option<RunId>,
+        request: &StopRequest,
+    ) -> Option<Holder> {
+        let Session { running, acquiring } = self.sessions.get_mut(key)?;
+        // A run that may be granted at this moment: only one that is named is certainly the one that is meant.
+        if let Some(pending) = acquiring.as_mut().filter(|pending| Some(pending.run_id) == run_id) {
+            pending.stop.get_or_insert_with(|| request.clone());
+        }
+        let is_meant = |run: &&Running| run_id.is_none_or(|wanted| wanted == run.shared.run_id);
+        let works = |run: &&Running| !run.shared.is_work_over();
+        let running = running.as_ref().filter(is_meant).filter(works)?;
+        running.actor.do_send(Stop { reason: EndReason::stopped(request), grace: None });
+        let mut holder = running.holder(&self.links);
+        (!holder.expires_in.is_zero()).then(|| {
+            holder.stop.get_or_insert_with(|| request.clone());
+            holder
+        })
+    }
+
+    /// Has the row of a run read before the run is handed out, when a hint for it was faster than its grant: its work
+    /// is not to begin. Hands the grant back when there is nothing to read.
+    pub(super) fn look_first(&mut self, acquired: Acquired, ctx: &Context<Self>) -> Option<Acquired> {
+        let pending = self.sessions.get_mut(&acquired.key).and_then(|session| session.acquiring.as_mut());
+        let hinted = pending.filter(|sent| sent.run_id == acquired.run_id && sent.is_hinted);
+        let (Some(pending), Settled::Granted { .. }) = (hinted, &acquired.settled) else {
+            return Some(acquired);
+        };
+        pending.is_hinted = false;
+        let (queries, registry) = (self.links.queries.clone(), ctx.address());
+        actix_rt::spawn(async move {
+            let (key, run_id) = (acquired.key.clone(), acquired.run_id);
+            let looking = queries.ask(|reply| Query::Inspect(key.clone(), reply));
+            let found = timeout(LONGEST_PAUSE, looking).await.ok().and_then(Result::ok).flatten();
+            let own = found.filter(|holder| holder.run_id == run_id);
+            if let Some(request) = own.and_then(|holder| holder.stop) {
+                registry.do_send(StopFound { key, run_id, request });
+            }
+            registry.do_send(acquired);
+        });
+        None
+    }
+
+    /// The runs that go on, this one or all; those that may be granted just now are marked.
+    fn unstopped(&mut self, only: Option<RunId>) -> Vec<(SessionKey, RunId, Addr<RunActor>)> {
+        let is_meant = |run_id| only.is_none_or(|only| only == run_id);
+        let mut unstopped = Vec::new();
+        for (key, Session { running, acquiring }) in &mut self.sessions {
+            if let Some(Pending { is_hinted, .. }) = acquiring.as_mut().filter(|sent| is_meant(sent.run_id)) {
+                *is_hinted = true;
+            }
+            if let Some(Running { shared, actor, .. }) = running
+                && is_meant(shared.run_id)
+                && shared.reason().is_none()
+            {
+                unstopped.push((key.clone(), shared.run_id, actor.clone()));
+            }
+        }
+        unstopped
+    }
+}
+
+impl Handler<StopSession> for Registry {
+    type Result = ();
+
+    /// A run of this process hears of it at once, whatever the database does; its row is written all the same, for
+    /// those who look.
+    fn handle(&mut self, StopSession { item, reply }: StopSession, ctx: &mut Context<Self>) {
+        let request = StopRequest::new(
+            SystemTime::now(),
+            item.by.as_ref().map(|by| by.as_str().to_owned()),
+            item.reason.as_ref().map(|reason| reason.as_str().to_owned()),
+        );
+        let here = self.stop_here(&item.key, item.run_id, &request);
+        let (queries, node) = (self.links.queries.clone(), self.links.node);
+        let (patience, location) = (self.links.run.timing.query_timeout(), self.links.location.clone());
+        let registry = ctx.address();
+        actix_rt::spawn(async move {
+            let key = item.key.clone();
+            let run_id = here.as_ref().map(|holder| holder.run_id);
+            let item = StopRun { run_id: item.run_id.or(run_id), ..item };
+            let answer = record(item, queries, patience, location).await;
+            if let Ok(Some(Told { holder, .. })) = &answer
+                && holder.node == node
+                && let Some(request) = holder.stop.clone()
+            {
+                registry.do_send(StopFound { key, run_id: holder.run_id, request });
+            }
+            let answer = match (answer, here) {
+                // The run was told. That its row does not say so, or is gone by now, changes nothing for it.
+                (Ok(None) | Err(_), Some(holder)) => Ok(Some(Told { holder, first: true })),
+                (answer, _) => answer,
+            };
+            // Whoever does not wait any more has dropped the receiver.
+            let _ = reply.send(answer);
+        });
+    }
+}
+
+/// Writes the request; asks again, by the run's name, while its row is locked.
+async fn record(
+    mut item: StopRun,
+    queries: Queries,
+    patience: Duration,
+    location: String,
+) -> Result<Option<Told>, QueryError> {
+    let (until, mut attempts) = (Instant::now() + patience, 0);
+    loop {
+        let refusal = match queries.ask(|reply| Query::Stop(item.clone(), reply)).await {
+            Ok(StopOutcome::Asked { holder, first }) => return Ok(Some(Told { holder: *holder, first })),
+            Ok(StopOutcome::Idle) => return Ok(None),
+            Ok(StopOutcome::Locked(run_id)) => {
+                item.run_id = Some(run_id);
+                let detail = "the row is locked by another transaction".to_owned();
+                StoreError::RolledBack { location: location.clone(), detail }
+            }
+            Err(QueryError::Store(error @ StoreError::RolledBack { .. })) => error,
+            Err(error) => return Err(error),
+        };
+        attempts += 1;
+        let pause = backoff(attempts, LONGEST_PAUSE);
+        if Instant::now() + pause >= until {
+            return Err(refusal.into());
+        }
+        sleep(pause).await;
+    }
+}
+
+impl Handler<LookForStops> for Registry {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, LookForStops(only): LookForStops, _: &mut Context<Self>) -> ResponseFuture<()> {
+        let (unstopped, queries) = (self.unstopped(only), self.links.queries.clone());
+        Box::pin(async move {
+            for some in unstopped.chunks(MAX_BATCH) {
+                look(some, &queries).await;
+            }
+        })
+    }
+}
+
+async fn look(runs: &[(SessionKey, RunId, Addr<RunActor>)], queries: &Queries) {
+    for attempt in 1..=LOOKS {
+        let keys = runs.iter().map(|(key, ..)| key.clone()).collect();
+        match queries.ask(|reply| Query::Look(keys, reply)).await {
+            Ok(holders) => {
+                for ((_, run_id, actor), holder) in runs.iter().zip(holders) {
+                    let own = holder.filter(|holder| holder.run_id == *run_id);
+                    if let Some(request) = own.and_then(|holder| holder.stop) {
+                        actor.do_send(Stop { reason: EndReason::stopped(&request), grace: None });
+                    }
+                }
+                return;
+            }
+            Err(error) => tracing::debug!(%error, "requests to stop were not read"),
+        }
+        sleep(backoff(attempt, LONGEST_PAUSE)).await;
+    }
+}
+
+impl Handler<StopFound> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, StopFound { key, run_id, request }: StopFound, _: &mut Context<Self>) {
+        self.stop_here(&key, Some(run_id), &request);
+    }
+}

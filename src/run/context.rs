@@ -1,0 +1,123 @@
+//! What work under a run sees of it, and may ask of it.
+
+use std::{
+    fmt,
+    future::Future,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures::stream::Stream;
+use tokio_util::sync::CancellationToken;
+
+use super::{Shared, instant};
+use crate::{
+    actor::run::{RunActor, SetPhase, Stop},
+    clock::BootInstant,
+    end::EndReason,
+    session::{FencingToken, InvalidText, Phase, RunId, SessionKey},
+};
+
+/// What work under a run sees of it. Cheap to clone; does not keep the run.
+#[derive(Clone)]
+pub struct RunContext {
+    pub(super) shared: Arc<Shared>,
+    pub(super) actor: actix::Addr<RunActor>,
+}
+
+impl RunContext {
+    pub(super) fn new(shared: Arc<Shared>, actor: actix::Addr<RunActor>) -> Self {
+        Self { shared, actor }
+    }
+
+    /// The session.
+    pub fn key(&self) -> &SessionKey {
+        &self.shared.key
+    }
+
+    /// The run's id.
+    pub fn run_id(&self) -> RunId {
+        self.shared.run_id
+    }
+
+    /// The number by which resources tell this run from earlier ones.
+    pub fn fence(&self) -> FencingToken {
+        self.shared.fence
+    }
+
+    /// When the session was acquired, by the database's clock.
+    pub fn acquired_at(&self) -> SystemTime {
+        instant(self.shared.acquired_at_micros)
+    }
+
+    /// A token that is cancelled when the run ends, for whatever reason. Cancelling it yourself stops only who
+    /// listens to this very token; to end the run, drop or [`release`](Run::release) its guard.
+    pub fn token(&self) -> CancellationToken {
+        self.shared.token.child_token()
+    }
+
+    /// Whether the run may act *now*, by the local boot clock: for use right before every side effect.
+    ///
+    /// Costs nanoseconds, asks nobody. Once it has answered `false` it never answers `true` again.
+    pub fn is_held(&self) -> bool {
+        self.shared.is_held()
+    }
+
+    /// How long the run may still act if no renewal is confirmed from now on; zero once it has ended.
+    pub fn trusted_for(&self) -> Duration {
+        self.shared.trusted_for()
+    }
+
+    /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
+    /// until the work has ended. The first reason for an end stays.
+    pub fn stop(&self, why: impl Into<String>) {
+        self.tell_to_end(EndReason::Stopped { by: None, why: Some(why.into()) });
+    }
+
+    /// Says that the work advances: `max_silence` counts anew from now.
+    ///
+    /// Costs nanoseconds. Renewals prove that the process lives; only this proves that its work gets anywhere.
+    pub fn beat(&self) {
+        self.shared.beat();
+    }
+
+    pub(super) fn tell_to_end(&self, reason: EndReason) {
+        self.actor.do_send(Stop { reason, grace: None });
+    }
+
+    /// Waits until the run ends, and says why. The future borrows nothing and does not keep the run.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn cancelled(&self) -> impl Future<Output = EndReason> + Send + 'static + use<> {
+        self.shared.clone().cancelled()
+    }
+
+    /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
+    ///
+    /// A run that was told to stop is renewed until its work has ended, and this goes on meanwhile: the work may not
+    /// begin anything new, but has its grace. It ends at once with a loss.
+    ///
+    /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
+    pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static + use<> {
+        Box::pin(self.shared.clone().trust_changes())
+    }
+
+    /// Says what the run is doing, for people: at most 64 bytes without NUL. Others see it with the next renewal,
+    /// which comes at once if it is far.
+    ///
+    /// # Errors
+    /// [`InvalidText`] when it cannot be stored; nothing has changed.
+    pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
+        let phase = Phase::new(phase)?;
+        self.shared.set_phase(phase.clone());
+        self.actor.do_send(SetPhase(phase));
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RunContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}

@@ -1,0 +1,173 @@
+//! Work that is bound to its run: when it ends, all that it started has ended, and only then the session is free.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::pin,
+    sync::{Arc, OnceLock},
+};
+
+use futures::future::{Either, select};
+use tokio_util::sync::CancellationToken;
+
+use super::{Run, RunContext};
+use crate::{end::EndReason, error::ScopeError};
+
+impl Run {
+    /// Runs work under this run and releases the session when the work, and all that it started through its
+    /// context ([`spawn`](RunContext::spawn), [`spawn_local`](RunContext::spawn_local),
+    #[cfg_attr(unix, doc = "[`child`](RunContext::child)), has ended.")]
+    #[cfg_attr(not(unix), doc = "`child`), has ended.")]
+    ///
+    /// The work is polled in place, on the caller's task: it may borrow, and need not be `Send`. When it returns, what
+    /// it has started is waited for, not cancelled.
+    ///
+    /// When the run ends early, the token is cancelled; what does not return is dropped after `stop_grace`, or, when
+    /// the session was lost, at `trusted_until + safety_margin/2` at the latest. What cannot be dropped, a future that
+    /// never yields, keeps the lease, shown as stuck, until it ends or trust does; a
+    /// [`stuck_limit`](crate::Builder::stuck_limit) gives it up. A run that was told to stop before its work began
+    /// does not begin it.
+    ///
+    /// After the work has ended this waits for the release, but no longer than `renew_timeout`; it goes on in
+    /// the background.
+    ///
+    /// # Errors
+    /// [`ScopeError`] when the run ended before the work did, a panic in a sub-task included. A value that the work
+    /// returned all the same is in the error.
+    ///
+    /// # Panics
+    /// A panic of the work itself goes on to the caller, and ends the run as `Panicked`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the work, then ends the run as `Dropped`; what the work started is told to end,
+    /// and the session is released when it has.
+    ///
+    /// ```no_run
+    /// # async fn call_tool(name: &str, token: tokio_util::sync::CancellationToken) -> String { String::new() }
+    /// # async fn example(run: tenure::Run) -> Result<(), Box<dyn std::error::Error>> {
+    /// let reply = run
+    ///     .scope(async |ctx| {
+    ///         let search = ctx.spawn(call_tool("search", ctx.token()));
+    ///         let read = ctx.spawn(call_tool("read", ctx.token()));
+    ///         Ok::<_, tenure::EndReason>(search.await? + &read.await?)
+    ///     })
+    ///     .await??;
+    /// # Ok(()) }
+    /// ```
+    pub async fn scope<F, T>(mut self, work: F) -> Result<T, ScopeError<T>>
+    where
+        F: AsyncFnOnce(RunContext) -> T,
+    {
+        let shared = self.context.shared.clone();
+        let value = match shared.is_held() {
+            // Made within the arm, so that a panic or a drop ends the work before the guard says so.
+            true => match select(pin!(shared.killed.cancelled()), pin!(work(self.context()))).await {
+                Either::Right((value, _)) => Some(value),
+                Either::Left(_) => None,
+            },
+            false => {
+                drop(work);
+                None
+            }
+        };
+        if value.is_some() {
+            self.say_returned();
+        } else {
+            self.end(EndReason::Dropped);
+        }
+        select(pin!(shared.work_ended.cancelled()), pin!(shared.given_up.cancelled())).await;
+        shared.settled.cancelled().await;
+        // The first reason: everybody sees the same one.
+        match (shared.ended(), value) {
+            (ended, Some(value)) if ended.reason == EndReason::Completed => Ok(value),
+            (ended, value) => Err(ScopeError::new(ended, value)),
+        }
+    }
+
+    /// Runs work under this run in a task of its own: it is bound to the run, not to the caller, and goes on when the
+    /// caller has gone. Otherwise like [`scope`](Self::scope).
+    ///
+    /// For hosts whose handlers are dropped when their client disconnects: keep the handle by session, and let the
+    /// next request [attach](ScopeHandle::attach).
+    ///
+    /// # Panics
+    /// Outside a tokio runtime. A panic of the work is in the [`ScopeError`].
+    pub fn spawn_scope<F, Fut, T>(self, work: F) -> ScopeHandle<T>
+    where
+        F: FnOnce(RunContext) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+        T: Send + Sync + 'static,
+    {
+        let handle = ScopeHandle { context: self.context(), outcome: Arc::default() };
+        let (outcome, is_known) = (handle.outcome.clone(), handle.outcome.is_known.clone().drop_guard());
+        tokio::spawn(async move {
+            let result = self.scope(async move |ctx| work(ctx).await).await;
+            let _ = outcome.result.set(result);
+            drop(is_known);
+        });
+        handle
+    }
+}
+
+/// Work that was started by [`spawn_scope`](Run::spawn_scope). Clones are handles of the same work; dropping them
+/// changes nothing.
+pub struct ScopeHandle<T> {
+    context: RunContext,
+    outcome: Arc<Outcome<T>>,
+}
+
+struct Outcome<T> {
+    result: OnceLock<Result<T, ScopeError<T>>>,
+    /// Cancelled when there is a result, or none can come.
+    is_known: CancellationToken,
+}
+
+impl<T> ScopeHandle<T> {
+    /// The run, as its work sees it: its ids, whether it is held, and [`stop`](RunContext::stop).
+    pub fn context(&self) -> &RunContext {
+        &self.context
+    }
+
+    /// Whether the work has ended and [`attach`](Self::attach) answers at once.
+    pub fn is_finished(&self) -> bool {
+        self.outcome.is_known.is_cancelled()
+    }
+}
+
+impl<T: Clone + Send + Sync + 'static> ScopeHandle<T> {
+    /// Waits for the work as if from the beginning: answers what [`scope`](Run::scope) would have, to each who asks.
+    /// Wrap a value that is costly to clone in an [`Arc`].
+    ///
+    /// # Errors
+    /// [`ScopeError`] when the run ended before the work did; `Panicked` when the work panicked.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn attach(&self) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
+        let (outcome, shared) = (self.outcome.clone(), self.context.shared.clone());
+        async move {
+            outcome.is_known.cancelled().await;
+            let result = outcome.result.get().cloned();
+            // Without a result, the work panicked, or its runtime was shut down: either has ended the run.
+            result.unwrap_or_else(|| Err(ScopeError::new(shared.ended(), None)))
+        }
+    }
+}
+
+impl<T> Clone for ScopeHandle<T> {
+    fn clone(&self) -> Self {
+        Self { context: self.context.clone(), outcome: self.outcome.clone() }
+    }
+}
+
+impl<T> fmt::Debug for ScopeHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScopeHandle").field("run", &self.context).finish_non_exhaustive()
+    }
+}
+
+impl<T> Default for Outcome<T> {
+    fn default() -> Self {
+        Self { result: OnceLock::new(), is_known: CancellationToken::new() }
+    }
+}

@@ -1,0 +1,186 @@
+//! What was started under a run, and has to end before its session is given back (invariant I6).
+
+use std::{
+    fmt,
+    future::Future,
+    pin::{Pin, pin},
+    sync::{Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use futures::future::{Either, select};
+use tokio::task::{JoinError, JoinHandle};
+
+use super::RunContext;
+use crate::{actor::run::WorkEnded, end::EndReason};
+
+impl RunContext {
+    /// Starts a sub-task on the current tokio runtime. The run lasts until it has ended, too.
+    ///
+    /// When the run ends early, the sub-task's own wait on [`token`](Self::token) is how it learns; if it does not
+    /// return within `stop_grace` it is dropped, like the work itself. Its panic ends the run as `Panicked`.
+    /// When the work under this run has ended already, the sub-task does not begin.
+    ///
+    /// Dropping the [`Task`] changes nothing: the sub-task goes on, and the run waits for it.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime; use [`track`](Self::track) with another executor.
+    pub fn spawn<F>(&self, future: F) -> Task<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        Task { context: self.clone(), handle: tokio::spawn(self.track(future)) }
+    }
+
+    /// The same for a sub-task that is not `Send`, on the current [`LocalSet`](tokio::task::LocalSet) or actix system.
+    ///
+    /// # Panics
+    /// Outside a `LocalSet` and an actix system.
+    pub fn spawn_local<F>(&self, future: F) -> Task<F::Output>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        Task { context: self.clone(), handle: tokio::task::spawn_local(self.track(future)) }
+    }
+
+    /// Makes a future part of the run from now on, for an executor of your own: the run lasts until the returned
+    /// future has ended or was dropped. It answers like a [`Task`].
+    ///
+    /// # Cancel safety
+    /// Dropping the returned future before it has ended ends the run as `Dropped`: a part of its work is missing.
+    pub fn track<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, EndReason>> + use<F> {
+        let (shared, entry) = (self.shared.clone(), Entry::of_task(self.clone()));
+        async move {
+            let Some(entry) = entry else { return Err(shared.reason_so_far()) };
+            let value = {
+                // Made within the block: what is dropped for being late has gone before it is said to have left.
+                let future = pin!(future);
+                match select(pin!(shared.killed.cancelled()), future).await {
+                    Either::Right((value, _)) => Ok(value),
+                    Either::Left(_) => Err(shared.first_reason()),
+                }
+            };
+            entry.leave();
+            value
+        }
+    }
+}
+
+/// A sub-task of a run: a future of its value, or of why the run ended without it.
+///
+/// Dropping it changes nothing.
+pub struct Task<T> {
+    context: RunContext,
+    handle: JoinHandle<Result<T, EndReason>>,
+}
+
+impl<T> Future for Task<T> {
+    type Output = Result<T, EndReason>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let joined = Pin::new(&mut self.handle).poll(cx);
+        joined.map(|joined| joined.unwrap_or_else(|error| Err(self.failed(&error))))
+    }
+}
+
+impl<T> Task<T> {
+    fn failed(&self, error: &JoinError) -> EndReason {
+        match error.is_panic() {
+            true => EndReason::Panicked,
+            // Its runtime was shut down.
+            false => self.context.shared.reason().cloned().unwrap_or(EndReason::Dropped),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Task<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").field("run", &self.context).finish_non_exhaustive()
+    }
+}
+
+/// How many work under a run, its guard included. Once there is nobody left, nobody gets in any more.
+pub(super) struct Works(Mutex<usize>);
+
+impl Works {
+    pub(super) fn of_guard() -> Self {
+        Self(Mutex::new(1))
+    }
+
+    fn enter(&self) -> bool {
+        let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open = *count > 0;
+        *count += usize::from(is_open);
+        is_open
+    }
+
+    /// Answers whether that was the last.
+    fn leave(&self) -> bool {
+        let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *count -= 1;
+        *count == 0
+    }
+}
+
+/// One that works under a run. The last to leave says that the work has ended.
+///
+/// Dropping one of the guard or of a task without leaving ends the run: a part of its work was cut off.
+pub(super) struct Entry {
+    context: RunContext,
+    if_dropped: IfDropped,
+}
+
+/// What it says of the work that an entry is dropped.
+enum IfDropped {
+    /// It has ended, as was said.
+    Ended,
+    /// It has ended, or never begun, unless its thread panics.
+    EndedUnlessPanicking,
+    CutOff,
+}
+
+impl Entry {
+    /// The one that the run began with.
+    pub(super) fn of_guard(context: RunContext) -> Self {
+        Self { context, if_dropped: IfDropped::CutOff }
+    }
+
+    /// One more, unless all have left.
+    pub(super) fn of_task(context: RunContext) -> Option<Self> {
+        context.shared.works.enter().then(|| Self { context, if_dropped: IfDropped::CutOff })
+    }
+
+    #[cfg(unix)]
+    pub(super) fn of_child(context: RunContext) -> Option<Self> {
+        context.shared.works.enter().then(|| Self { context, if_dropped: IfDropped::EndedUnlessPanicking })
+    }
+
+    pub(super) fn leave(mut self) {
+        self.if_dropped = IfDropped::Ended;
+    }
+}
+
+/// Also runs while unwinding: it does nothing that can panic.
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let RunContext { shared, actor } = &self.context;
+        let cut_off = match (&self.if_dropped, std::thread::panicking()) {
+            (IfDropped::CutOff | IfDropped::EndedUnlessPanicking, true) => Some(EndReason::Panicked),
+            (IfDropped::CutOff, false) => Some(EndReason::Dropped),
+            _ => None,
+        };
+        if let Some(reason) = cut_off {
+            self.context.tell_to_end(shared.end(reason));
+        }
+        if shared.works.leave() {
+            // Work that ends after its trust did has not ended in time, even if nobody has noticed yet.
+            let in_time = shared.is_trusted();
+            let reason = shared.end(if in_time { EndReason::Completed } else { EndReason::Unconfirmed });
+            shared.work_ended.cancel();
+            // A run whose actor is gone was cancelled by the actor's own end.
+            actor.do_send(WorkEnded(reason));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Hints over LISTEN and NOTIFY, on a connection that does nothing else.
+
+use futures::future::BoxFuture;
+use sqlx::{
+    Executor as _, Postgres, Row as _,
+    pool::{Pool, PoolOptions},
+    postgres::PgListener,
+};
+use tokio::runtime::Handle;
+
+use super::{connect, fault, target::Target};
+use crate::{
+    session::{NodeId, RunId},
+    store::{Bounds, Hint, Listener, StoreError},
+};
+
+/// Begins to listen for a node.
+pub(super) async fn open(
+    target: &Target,
+    node: NodeId,
+    bounds: Bounds,
+) -> Result<Box<dyn Listener>, StoreError> {
+    let server = connect::to_listen(target, bounds).await?;
+    // The driver's listener takes its one connection from a pool; when it is lost, both are given up.
+    let pool: Pool<Postgres> = PoolOptions::new()
+        .max_connections(1)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .test_before_acquire(false)
+        .connect_lazy_with(server.options(bounds));
+    let listener = PgListener::connect_with(&pool).await.map_err(|error| fault::on_connect(error, server))?;
+    let location = server.location.to_string();
+    let mut listening = Channel { listener: Some(listener), pool, location, runtime: Handle::current() };
+    listening.begin(node).await?;
+    Ok(Box::new(listening))
+}
+
+struct Channel {
+    /// `None` only while this is being dropped.
+    listener: Option<PgListener>,
+    pool: Pool<Postgres>,
+    location: String,
+    runtime: Handle,
+}
+
+impl Channel {
+    /// First the channel, then the lock by which whoever asks a run to stop knows that somebody listens.
+    async fn begin(&mut self, node: NodeId) -> Result<(), StoreError> {
+        let location = self.location.clone();
+        let failed = |error| fault::on_statement(error, &location, fault::GRANTS);
+        let listener = self.listener()?;
+        listener.ignore_pool_close_event(true);
+        listener.eager_reconnect(false);
+        listener.listen(&channel(node)).await.map_err(failed)?;
+        // Shared: an earlier connection of this node may be dead without the server having noticed.
+        let lock = sqlx::query("SELECT pg_advisory_lock_shared($1)").bind(lock_key(node));
+        lock.execute(&mut *listener).await.map_err(failed)?;
+        Ok(())
+    }
+
+    fn listener(&mut self) -> Result<&mut PgListener, StoreError> {
+        let location = &self.location;
+        self.listener.as_mut().ok_or_else(|| lost(location))
+    }
+}
+
+impl Listener for Channel {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
+        Box::pin(async move {
+            match self.listener()?.try_recv().await {
+                Ok(Some(heard)) => {
+                    Ok(Some(heard.payload().parse::<RunId>().map_or(Hint::Changed, Hint::Stop)))
+                }
+                Ok(None) => Err(lost(&self.location)),
+                Err(error) => Err(fault::on_statement(error, &self.location, fault::GRANTS)),
+            }
+        })
+    }
+
+    fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let answer = self.listener()?.fetch_one(sqlx::raw_sql(connect::READ_ONLY)).await;
+            let answer = answer.and_then(|row| row.try_get(0));
+            match answer.map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))? {
+                // Whoever asks a run to stop does so where writes are taken.
+                true => Err(lost(&self.location)),
+                false => Ok(()),
+            }
+        })
+    }
+
+    fn close(mut self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            drop(self.listener.take());
+            self.pool.close().await;
+        })
+    }
+}
+
+/// The driver's listener says its goodbye in a task, for which it needs a runtime.
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let _entered = self.runtime.enter();
+        drop(self.listener.take());
+    }
+}
+
+/// As in `stop.sql`.
+fn channel(node: NodeId) -> String {
+    format!("tenure_{}", node.as_uuid().simple())
+}
+
+/// As in `stop.sql`: the first half of the node's id.
+fn lock_key(node: NodeId) -> i64 {
+    let (half, _) = node.as_uuid().as_u64_pair();
+    i64::from_be_bytes(half.to_be_bytes())
+}
+
+fn lost(location: &str) -> StoreError {
+    StoreError::Unavailable {
+        location: location.to_owned(),
+        detail: "the connection that listens was lost".to_owned(),
+    }
+}

@@ -1,0 +1,53 @@
+//! Hints without a server: a look, several times a second, at whether anybody has written to the file.
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use sqlx::Connection as _;
+use tokio::time::sleep;
+
+use super::{Connection, failure::Failure, file::DatabaseFile};
+use crate::store::{Bounds, Hint, Listener, StoreError};
+
+/// The time between two looks.
+const PERIOD: Duration = Duration::from_millis(200);
+
+pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
+    let opened = Connection::open(file.clone(), bounds).await;
+    let mut connection = opened.map_err(|failure| failure.in_file(&file))?;
+    let seen = version(&mut connection).await?;
+    Ok(Box::new(Changes { connection, seen }))
+}
+
+struct Changes {
+    connection: Connection,
+    /// The file's version when it was looked at last.
+    seen: i64,
+}
+
+impl Listener for Changes {
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
+        Box::pin(async move {
+            sleep(PERIOD).await;
+            let version = version(&mut self.connection).await?;
+            let is_new = std::mem::replace(&mut self.seen, version) != version;
+            Ok(is_new.then_some(Hint::Changed))
+        })
+    }
+
+    fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let _ = self.connection.sqlite.close().await;
+        })
+    }
+}
+
+/// Moves when another connection, of whatever process, has committed. Reads a few bytes of shared memory, no row.
+async fn version(connection: &mut Connection) -> Result<i64, StoreError> {
+    let version = sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut connection.sqlite).await;
+    connection.answer(version.map_err(Failure::from))
+}

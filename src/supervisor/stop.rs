@@ -1,0 +1,135 @@
+//! Asking the run of a session to stop, whichever process it is in.
+
+use std::{fmt, future::IntoFuture};
+
+use futures::{channel::oneshot, future::BoxFuture};
+
+use super::Supervisor;
+use crate::{
+    actor::{
+        registry::StopSession,
+        watching::{Nudge, Watching},
+    },
+    clock::BootInstant,
+    error::{Closed, StopError},
+    session::{Holder, Reason, Requester, RunId, SessionKey},
+    store::StopRun,
+};
+
+/// A request that the run of a session stop; await it.
+#[must_use = "a request does nothing until it is awaited"]
+#[derive(Debug, Clone)]
+pub struct StopSessionRequest {
+    pub(super) supervisor: Supervisor,
+    pub(super) key: SessionKey,
+    pub(super) run_id: Option<RunId>,
+    pub(super) by: Option<String>,
+    pub(super) reason: Option<String>,
+}
+
+impl StopSessionRequest {
+    /// Only this run: whoever holds the session after it is left alone. By default whoever holds it when the request
+    /// arrives.
+    pub fn run(mut self, run_id: RunId) -> Self {
+        self.run_id = Some(run_id);
+        self
+    }
+
+    /// Who asks, for people: 1 to 255 bytes without NUL.
+    pub fn by(mut self, by: impl Into<String>) -> Self {
+        self.by = Some(by.into());
+        self
+    }
+
+    /// Why, for people: 1 to 1000 bytes without NUL.
+    pub fn reason(mut self, reason: impl Into<String>) -> Self {
+        self.reason = Some(reason.into());
+        self
+    }
+
+    async fn send(self) -> Result<StopAnswer, StopError> {
+        let inner = &self.supervisor.inner;
+        let by = self.by.map(Requester::new).transpose()?;
+        let reason = self.reason.map(Reason::new).transpose()?;
+        let item = StopRun { key: self.key.clone(), run_id: self.run_id, by, reason };
+        let (reply, answer) = oneshot::channel();
+        inner.registry.do_send(StopSession { item, reply });
+        let Some(told) = answer.await.map_err(|oneshot::Canceled| Closed)?? else {
+            return Ok(StopAnswer::Idle);
+        };
+        inner.watching.0.do_send(Nudge(self.key.clone()));
+        let (watching, asked_at) = (inner.watching.clone(), inner.clock.now());
+        let asked = Asked { key: self.key, holder: told.holder, first: told.first, watching, asked_at };
+        Ok(StopAnswer::Asked(Box::new(asked)))
+    }
+}
+
+impl IntoFuture for StopSessionRequest {
+    type Output = Result<StopAnswer, StopError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.send())
+    }
+}
+
+/// The answer to a request to stop. Both are certain.
+#[must_use = "it tells whether anybody was asked"]
+#[derive(Debug, Clone)]
+pub enum StopAnswer {
+    /// This run was asked.
+    Asked(Box<Asked>),
+    /// Nobody holds the session, or not the run that was named: nobody was asked.
+    Idle,
+}
+
+/// A run that was asked to stop.
+#[derive(Clone)]
+pub struct Asked {
+    key: SessionKey,
+    holder: Holder,
+    first: bool,
+    watching: Watching,
+    asked_at: BootInstant,
+}
+
+impl Asked {
+    /// The session.
+    pub fn key(&self) -> &SessionKey {
+        &self.key
+    }
+
+    /// Who was asked. Its `stop` is the request that stands.
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    /// Whether that is this request. The first one is kept: if somebody had asked before, this one has changed
+    /// nothing.
+    pub fn is_first(&self) -> bool {
+        self.first
+    }
+
+    /// Waits until the run does not hold the session any more: it has released it, has lost it to another run, or its
+    /// lease has expired by the database's clock. That may take as long as the holder's grace, and, while its work
+    /// does not end, for ever. The future borrows nothing.
+    ///
+    /// # Errors
+    /// [`Closed`] when the supervisor ends before.
+    ///
+    /// # Cancel safety
+    /// Dropping the future only stops waiting.
+    pub fn stopped(&self) -> impl Future<Output = Result<(), Closed>> + Send + use<> {
+        self.watching.until_gone(&self.key, self.holder.run_id, self.asked_at)
+    }
+}
+
+impl fmt::Debug for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asked")
+            .field("key", &self.key)
+            .field("holder", &self.holder)
+            .field("first", &self.first)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,53 @@
+//! What those see who watch a session.
+
+use std::time::SystemTime;
+
+use crate::session::SessionStatus;
+
+/// A session as somebody sees it who watches it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Observed {
+    /// The database has said so, and what it said still holds: no lease in it has passed its known expiry.
+    Known(SessionStatus),
+    /// The database does not answer, or the lease it showed last would have expired by now: whether anybody holds the
+    /// session is not known.
+    Unknown {
+        /// What was known last: not how it is now. `None` when nothing was ever known.
+        last_known: Option<SessionStatus>,
+        /// When that was, or when the watching began, by the local wall clock.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "crate::session::rfc3339"))]
+        since: SystemTime,
+    },
+}
+
+impl Observed {
+    /// What is known now.
+    pub fn known(&self) -> Option<&SessionStatus> {
+        match self {
+            Self::Known(status) => Some(status),
+            Self::Unknown { .. } => None,
+        }
+    }
+
+    /// Whether somebody who looks would see no difference: a lease that was merely renewed is none.
+    pub(crate) fn shows_the_same_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Known(one), Self::Known(other)) => is_same(one, other),
+            (Self::Unknown { .. }, Self::Unknown { .. }) => true,
+            _ => false,
+        }
+    }
+}
+
+fn is_same(one: &SessionStatus, other: &SessionStatus) -> bool {
+    let shown = |status: &SessionStatus| {
+        let holder = status.holder.clone().map(|holder| {
+            (holder.run_id, holder.fence, holder.label, holder.stage, holder.phase, holder.stop)
+        });
+        (status.state, holder)
+    };
+    shown(one) == shown(other)
+}

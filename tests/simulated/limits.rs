@@ -1,0 +1,74 @@
+//! Limits of a run: clocks of their own, which no renewal restarts.
+
+use tenure::{EndReason, Limit, testing::simulate};
+
+use super::*;
+
+fn silent(limit: Duration) -> EndReason {
+    EndReason::TimedOut { limit: Limit::MaxSilence(limit) }
+}
+
+#[test]
+fn a_limited_run_is_told_to_stop_in_time_even_if_the_machine_sleeps() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = supervisor.acquire(&key("chat")).max_duration(seconds(100)).await.unwrap();
+        sim.sleep(seconds(90)).await;
+        assert!(run.is_held());
+        sim.clock.suspend(seconds(12));
+        sim.sleep(millis(1_100)).await;
+        let limit = Limit::MaxDuration(seconds(100));
+        assert_eq!(run.cancelled().await, EndReason::TimedOut { limit });
+        assert!(run.release().await.released);
+    });
+}
+
+#[test]
+fn a_run_whose_work_is_silent_is_told_to_stop_although_it_is_renewed() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = supervisor.acquire(&key("chat")).max_silence(seconds(100)).await.unwrap();
+        let renewals = sim.store.statements().renewals;
+        sim.sleep(seconds(99)).await;
+        assert!(run.is_held() && sim.store.statements().renewals > renewals);
+        sim.sleep(seconds(2)).await;
+        assert_eq!(run.cancelled().await, silent(seconds(100)));
+    });
+}
+
+#[test]
+fn beats_keep_a_run_for_as_long_as_they_come() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = supervisor.acquire(&key("chat")).max_silence(seconds(10)).await.unwrap();
+        let silent_for = run
+            .scope(async |ctx| {
+                for _ in 0..100 {
+                    sim.sleep(seconds(9)).await;
+                    assert!(ctx.is_held());
+                    ctx.beat();
+                }
+                let silent_since = tokio::time::Instant::now();
+                assert_eq!(ctx.cancelled().await, silent(seconds(10)));
+                silent_since.elapsed()
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(silent_for.reason(), &silent(seconds(10)));
+        let silent_for = silent_for.into_value().unwrap();
+        assert!(silent_for >= seconds(10) && silent_for < millis(10_100), "{silent_for:?}");
+    });
+}
+
+#[test]
+fn the_end_names_the_limit_that_was_reached_first() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let limited = supervisor.acquire(&key("chat")).max_silence(seconds(50)).max_duration(seconds(60));
+        let run = limited.await.unwrap();
+        sim.sleep(seconds(40)).await;
+        run.beat();
+        let limit = Limit::MaxDuration(seconds(60));
+        assert_eq!(run.cancelled().await, EndReason::TimedOut { limit });
+    });
+}
