@@ -92,8 +92,8 @@
 //!   local ones.
 //! - **I3** *The end is final.* The token is cancelled exactly once, the first reason wins, and no later reply
 //!   revives the run. Every input first checks `now >= trusted_until`.
-//! - **I4** *Every write names its run.* Renew and release match the key **and** the run id; acquire takes only a
-//!   free or expired row. Zero rows is an outcome with a name.
+//! - **I4** *Every write names its run.* Renew, release and a request to stop match the key **and** the run id; acquire
+//!   takes only a free or expired row. Zero rows is an outcome with a name.
 //! - **I5** *A renewal never revives an expired lease*, never extends one inside its safety margin, and never waits
 //!   behind another session's row.
 //! - **I6** *Release comes last*: cancel, keep renewing, the work and all that it started has ended, release. Work that
@@ -113,13 +113,23 @@
 //!
 //! `session`, `config` and `end` hold the values, [`store`] the contract with the database and its backends, `lease` the
 //! pure state machine of one run, `actor` the actors that carry out what it decides, `run` the guard that callers
-//! hold, `supervisor` the handle and its builder. Every arrow goes from the handle down; the only ways back are a
-//! renewal's outcome to its run and a run's end to the registry.
+//! hold, `supervisor` the handle and its builder, `watch` what those see who watch. Every arrow goes from the handle down;
+//! the only ways back are a renewal's outcome to its run, a run's end to the registry, and hints, on which nothing
+//! depends.
+//!
+//! # Other devices
+//!
+//! [`Supervisor::watch`] shows a session as it changes, and [`Supervisor::stop`] asks its run to stop, through whatever
+//! process of whatever machine. The request is recorded in the run's row and reaches the run with its next renewal at the
+//! latest. Hints make that milliseconds; they can be lost, and be switched [off](Builder::hints). On PostgreSQL they are
+//! sent in the commit of the request, and only where the holder listens: NOTIFY takes a lock of the whole database. What
+//! changes for watchers is never sent; they look.
 //!
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
-//! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code.
+//! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code; its module's page has
+//!   whole tests to start from.
 //! - `cli`: the command `tenure`.
 //! - `serde`: `Serialize` for what is told to others (keys, ids, holders, states, refusals, events, ends), and
 //!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.

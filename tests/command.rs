@@ -42,3 +42,7 @@ mod scene;
 #[cfg(feature = "postgres")]
 #[path = "command/secrets.rs"]
 mod secrets;
+#[path = "command/stopping.rs"]
+mod stopping;
+#[path = "command/watching.rs"]
+mod watching;

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use futures::{future::join_all, stream::StreamExt as _};
 use support::{
-    backend::Backend as _,
     background,
     client::{Client, acquire, key},
     pgbouncer::{POOL, PgBouncer},
@@ -76,7 +75,7 @@ async fn runs_of_two_supervisors_are_kept_shown_and_released() {
     assert_eq!(supervisors[0].sweep().await.expect("it may"), 0);
     drop(held(&supervisors[1], "chat-00".to_owned()).await);
     for supervisor in supervisors {
-        assert!(!supervisor.shutdown(TTL).await.failed);
+        assert!(!supervisor.shutdown(supervisor.timing().stop_grace()).await.failed);
     }
 }
 

@@ -75,6 +75,7 @@ struct State {
     step_micros: i64,
     fault: Fault,
     delay: Duration,
+    reply_delay: Duration,
     failing_renewals: u32,
     locked: HashSet<SessionKey>,
     frozen: Vec<FrozenStatement>,
@@ -120,6 +121,11 @@ impl MemoryStore {
     /// From now on every call takes this long before it happens.
     pub fn set_delay(&self, delay: Duration) {
         self.lock_state().delay = delay;
+    }
+
+    /// From now on every reply takes this long after the call has happened. Hints are not delayed.
+    pub fn set_reply_delay(&self, delay: Duration) {
+        self.lock_state().reply_delay = delay;
     }
 
     /// The next `count` statements that renew fail, without happening.
@@ -251,7 +257,12 @@ impl MemoryStore {
         match fault {
             Fault::None => {
                 let now = self.now();
-                Ok(statement(&mut self.lock_state(), now))
+                let reply = statement(&mut self.lock_state(), now);
+                let delay = self.lock_state().reply_delay;
+                if !delay.is_zero() {
+                    tokio::time::sleep(delay).await;
+                }
+                Ok(reply)
             }
             Fault::Unreachable => Err(unavailable("connection refused")),
             Fault::RepliesLost => {

@@ -27,7 +27,7 @@ on_every_backend! {
     looking_changes_nothing
 }
 
-const FIELDS: [&str; 12] = [
+pub(crate) const FIELDS: [&str; 12] = [
     "account",
     "acquired_at",
     "expires_at",

@@ -133,6 +133,14 @@ impl Scene {
         (done.code, done.json())
     }
 
+    /// `tenure watch --json`, with its lines to be read as they come by [`Running::line`].
+    pub fn watch(&self, url: &str, session: &str) -> Running {
+        let script = "exec \"$TENURE\" --json watch -a \"$1\" -s \"$2\" >&2";
+        let mut command = self.dress(Command::new("sh"), ["-c", script, "sh", ACCOUNT, session]);
+        command.env("TENURE_DATABASE_URL", url);
+        Running::start(command)
+    }
+
     /// Nobody holds the session, and it has no row.
     #[track_caller]
     pub fn assert_idle(&self, url: &str, session: &str) {
@@ -222,15 +230,21 @@ impl Running {
     /// Waits for an event, and answers it; what comes before is passed over.
     #[track_caller]
     pub fn event(&mut self, name: &str) -> Value {
+        self.line(name, |event| event["event"] == name)
+    }
+
+    /// The same of any line.
+    #[track_caller]
+    pub fn line(&mut self, what: &str, is_wanted: impl Fn(&Value) -> bool) -> Value {
         let until = Instant::now() + AT_LAST;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let Ok(line) = self.lines.recv_timeout(left) else {
-                panic!("no event {name:?} after {:#?}", self.said);
+                panic!("no {what:?} after {:#?}", self.said);
             };
             let event = serde_json::from_str::<Value>(&line).unwrap_or_default();
             self.said.push(line);
-            if event["event"] == name {
+            if is_wanted(&event) {
                 return event;
             }
         }

@@ -238,7 +238,7 @@ impl Rival {
         for task in self.tasks {
             task.await.expect("nobody panics");
         }
-        self.supervisor.shutdown(TTL).await;
+        self.supervisor.shutdown(self.supervisor.timing().stop_grace()).await;
         let summary = history::assert_sound(&self.seen.lock().expect("nobody panics"));
         assert!(summary.sessions == 5 && summary.records > 500, "too little was seen: {summary:?}");
     }

@@ -250,6 +250,25 @@ fn a_run_that_is_asked_to_stop_in_its_first_instant_never_begins_its_work() {
     }
 }
 
+/// The hint is faster than the reply to the acquire: whose run it is for is not known yet.
+#[test]
+fn a_hint_that_overtakes_the_grant_stops_the_work_before_it_begins() {
+    simulate(async |sim| {
+        let (supervisor, other) = (supervisor(&sim).await, others(&sim).await);
+        let _kept = held(&supervisor, "kept").await;
+        sim.sleep(millis(10)).await;
+        sim.store.set_reply_delay(millis(50));
+        let acquiring = spawn_local(supervisor.acquire(&key("chat")).into_future());
+        while sim.store.row(&key("chat")).is_none() {
+            sim.sleep(millis(1)).await;
+        }
+        let _ = asked(ask(&other, "chat")).await;
+        let run = acquiring.await.unwrap().unwrap();
+        let ended = run.scope(async |_| panic!("its work has begun")).await;
+        assert_eq!(ended.unwrap_err().reason(), &by_ops());
+    });
+}
+
 #[test]
 fn stopped_returns_when_the_session_was_given_back_and_not_before() {
     simulate(async |sim| {

@@ -78,8 +78,20 @@ impl Device {
 
     /// Starts it; many may start at once, each to be waited for with [`ready`](Self::ready).
     pub fn launch(url: &str, label: &str, ttl: Duration) -> Self {
-        let ttl = ttl.as_millis().to_string();
-        Self { worker: Worker::spawn(ROLE, &[("URL", url), ("LABEL", label), ("TTL_MS", &ttl)]) }
+        Self::launch_with(url, label, ttl, true)
+    }
+
+    /// Starts one that hears no hints, and returns when its supervisor has started.
+    pub async fn start_without_hints(url: &str, label: &str, ttl: Duration) -> Self {
+        let mut device = Self::launch_with(url, label, ttl, false);
+        device.ready().await;
+        device
+    }
+
+    fn launch_with(url: &str, label: &str, ttl: Duration, hints: bool) -> Self {
+        let (ttl, hints) = (ttl.as_millis().to_string(), hints.to_string());
+        let env = [("URL", url), ("LABEL", label), ("TTL_MS", &ttl), ("HINTS", &hints)];
+        Self { worker: Worker::spawn(ROLE, &env) }
     }
 
     /// Waits for its supervisor.
@@ -195,7 +207,8 @@ pub fn work(mut commands: Commands) {
     runtime.expect("a thread").block_on(async move {
         let env = |name| std::env::var(name).expect("the test sets it");
         let ttl = Duration::from_millis(env("TTL_MS").parse().expect("a number"));
-        let supervisor = Supervisor::builder(env("URL")).holder(env("LABEL")).ttl(ttl).start().await;
+        let builder = Supervisor::builder(env("URL")).holder(env("LABEL")).ttl(ttl);
+        let supervisor = builder.hints(env("HINTS") == "true").start().await;
         let supervisor = supervisor.unwrap_or_else(|error| panic!("{error}"));
         say("ready");
         let mut runs = HashMap::new();
@@ -231,6 +244,10 @@ async fn obey(supervisor: &Supervisor, runs: &mut HashMap<String, Held>, words: 
             let held = runs.remove(session).expect("the test knows what it acquired");
             let run = held.lock().expect("no holder panics").take().expect("it is released once");
             say(format_args!("released {}", run.release().await.released));
+        }
+        ["phase", session, phase] => {
+            let held = runs[session].lock().expect("no holder panics");
+            held.as_ref().expect("it is held").set_phase(phase).expect("it is short");
         }
         ["watch", session] => watch(session, runs[session].clone()),
         ["held", session] => {

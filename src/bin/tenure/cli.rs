@@ -3,6 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
+use tenure::RunId;
 
 /// Hold a session while a program runs: at most one run per session, across terminals and machines.
 #[derive(Debug, Parser)]
@@ -41,6 +42,10 @@ pub(crate) enum Command {
     Run(Run),
     /// Show who holds a session. Exits 1 when nobody does.
     Status(Status),
+    /// Ask the run that holds a session to stop, wherever it is. Exits 1 when nobody holds it.
+    Stop(Stop),
+    /// Show a session now, and a line at every change, until interrupted.
+    Watch(Watch),
     /// Show all sessions that are held.
     List(List),
     /// Inside CMD: say what the run is doing, for those who look.
@@ -102,6 +107,27 @@ pub(crate) enum OnBusy {
 
 #[derive(Debug, Args)]
 pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) session: Session,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    #[command(flatten)]
+    pub(crate) session: Session,
+    /// Only this run: whoever holds the session after it is left alone.
+    #[arg(long, value_name = "RUN_ID")]
+    pub(crate) run: Option<RunId>,
+    /// Why, for those who look: at most 1000 bytes.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Return when the run has ended; exits 75 when it has not by then.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
     #[command(flatten)]
     pub(crate) session: Session,
 }

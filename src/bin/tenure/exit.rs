@@ -2,15 +2,16 @@
 
 use std::fmt;
 
-use tenure::{AcquireError, ConfigError, InvalidText, QueryError, StartError, StoreError};
+use tenure::{AcquireError, Closed, ConfigError, InvalidText, QueryError, StartError, StopError, StoreError};
 
-/// `status`: nobody holds the session.
+/// `status` and `stop`: nobody holds the session.
 pub(crate) const NOT_HELD: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The guardian was killed: how CMD ended is not known.
 #[cfg(target_os = "linux")]
 pub(crate) const FAILED: u8 = 70;
+/// Another run holds the session, or a wait for its end ran out.
 pub(crate) const BUSY: u8 = 75;
 #[cfg(target_os = "linux")]
 pub(crate) const LOST: u8 = 76;
@@ -77,6 +78,22 @@ impl From<AcquireError> for Failure {
             AcquireError::Busy(busy) => Self::new(BUSY, busy),
             other => Self::new(UNAVAILABLE, other),
         }
+    }
+}
+
+impl From<StopError> for Failure {
+    fn from(error: StopError) -> Self {
+        match error {
+            StopError::Store(error) => error.into(),
+            StopError::Invalid(error) => error.into(),
+            other => Self::new(UNAVAILABLE, other),
+        }
+    }
+}
+
+impl From<Closed> for Failure {
+    fn from(closed: Closed) -> Self {
+        Self::new(UNAVAILABLE, closed)
     }
 }
 

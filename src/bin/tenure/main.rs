@@ -4,6 +4,7 @@
 //! the guardian of CMD (`guardian`, started as a process of its own by `guarded`, over the words of `wire`), the
 //! terminal, the signals, and the events it tells.
 
+mod caller;
 mod cli;
 mod database;
 mod doctor;
@@ -29,8 +30,10 @@ mod show;
 #[cfg(target_os = "linux")]
 mod signals;
 mod status;
+mod stop;
 #[cfg(target_os = "linux")]
 mod terminal;
+mod watch;
 #[cfg(target_os = "linux")]
 mod wire;
 
@@ -77,6 +80,8 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(global, args).await,
         Command::Status(args) => status::status(global, args).await,
+        Command::Stop(args) => stop::stop(global, args).await,
+        Command::Watch(args) => watch::watch(global, args).await,
         Command::List(args) => list::list(global, args).await,
         #[cfg(unix)]
         Command::Phase(args) => phase::phase(args),

@@ -16,6 +16,7 @@ use tenure::{AcquireError, EndReason, Run, RunEvent, Supervisor, clock::BootInst
 use tokio::task::JoinSet;
 
 use crate::{
+    caller::user_at_host,
     cli::{self, Global},
     database::Database,
     events::{Event, Events, reason_word},
@@ -407,17 +408,4 @@ fn exit_code(reason: &EndReason, end: ProgramEnd, signaled: Option<i32>) -> u8 {
 
 fn by_signal(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)
-}
-
-fn user_at_host() -> String {
-    let uid = nix::unistd::getuid();
-    let user = nix::unistd::User::from_uid(uid).ok().flatten().map(|user| user.name);
-    let user = user.unwrap_or_else(|| format!("uid {uid}"));
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let mut label = format!("{user}@{host}");
-    // A name longer than a label may be is still a name.
-    while label.len() > 255 {
-        label.pop();
-    }
-    label
 }

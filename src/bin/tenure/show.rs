@@ -104,6 +104,23 @@ pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
     lines.join("\n")
 }
 
+/// One session in one line, without its name.
+pub(crate) fn line(status: &SessionStatus) -> String {
+    let Some(holder) = &status.holder else { return "idle".to_owned() };
+    let mut line = match status.state {
+        SessionState::Expired => format!("expired: last held by {} (run {})", holder.label, holder.run_id),
+        other => format!("{}: held by {} (run {})", state(other), holder.label, holder.run_id),
+    };
+    if !holder.phase.as_str().is_empty() {
+        line.push_str(&format!(", {}", holder.phase));
+    }
+    if let Some(stop) = &holder.stop {
+        let word = |text: &Option<String>| text.as_deref().map_or("?".to_owned(), escaped);
+        line.push_str(&format!(", asked to stop by {}: {}", word(&stop.by), word(&stop.reason)));
+    }
+    line
+}
+
 pub(crate) fn table(sessions: &[SessionStatus]) -> String {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);

@@ -17,45 +17,43 @@ use crate::store::{Bounds, StoreError};
 
 /// A connection to a server that takes writes and has a schema that this release can work with.
 pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
-    search(target, bounds, Purpose::Work).await.map(|(_, session)| session)
+    search(target, bounds, |server| visit(server, bounds, Purpose::Work)).await
 }
 
 /// A connection to a server that may have no schema yet.
 pub(super) async fn to_migrate(target: &Target) -> Result<Session, StoreError> {
-    search(target, schema::BOUNDS, Purpose::Other).await.map(|(_, session)| session)
-}
-
-/// The server to listen on: the one where whoever writes will notify.
-pub(super) async fn to_listen(target: &Target, bounds: Bounds) -> Result<&Server, StoreError> {
-    match target.in_order()[..] {
-        [only] => Ok(only),
-        _ => search(target, bounds, Purpose::Other).await.map(|(server, _)| server),
-    }
+    search(target, schema::BOUNDS, |server| visit(server, schema::BOUNDS, Purpose::Migrate)).await
 }
 
 #[derive(Clone, Copy)]
 enum Purpose {
     Work,
-    /// Needs no schema.
-    Other,
+    Migrate,
 }
 
-/// Asks one server after the other. What one server refuses for certain (a password, say), another may grant: the
+/// Visits one server after the other, until one will do. What one server refuses for certain (a password, say), another may grant: the
 /// refused one may have been fenced off after a failover.
-async fn search(target: &Target, bounds: Bounds, purpose: Purpose) -> Result<(&Server, Session), StoreError> {
+pub(super) async fn search<'a, T, V>(
+    target: &'a Target,
+    bounds: Bounds,
+    visit: impl Fn(&'a Server) -> V,
+) -> Result<T, StoreError>
+where
+    V: Future<Output = Result<T, StoreError>>,
+{
     let servers = target.in_order();
     if let [only] = servers[..] {
         // Whoever asks bounds the whole.
-        return visit(only, bounds, purpose).await.map(|session| (only, session));
+        return visit(only).await;
     }
     let until = Instant::now() + time_to_connect(bounds);
     let mut refusals = Vec::new();
     for (left, server) in (1..=servers.len() as u32).rev().zip(servers) {
         let share = until.saturating_duration_since(Instant::now()) / left;
-        match timeout(share, visit(server, bounds, purpose)).await {
-            Ok(Ok(session)) => {
+        match timeout(share, visit(server)).await {
+            Ok(Ok(found)) => {
                 target.prefer(server);
-                return Ok((server, session));
+                return Ok(found);
             }
             Ok(Err(refusal)) => refusals.push((server, refusal)),
             Err(_elapsed) => {
@@ -78,7 +76,7 @@ async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Sess
     let mut session = Session::new(connection, server);
     match purpose {
         Purpose::Work => check(&mut session).await?,
-        Purpose::Other => check_writable(&mut session).await?,
+        Purpose::Migrate => check_writable(&mut session).await?,
     }
     Ok(session)
 }
@@ -104,9 +102,7 @@ pub(super) const READ_ONLY: &str =
 
 /// For a server whose schema may not be there.
 async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
-    let probe =
-        "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
-    let row = session.fetch_one(&Statement::new(probe, Vec::new())).await?;
+    let row = session.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
     match session.read(&row, "read_only")? {
         true => Err(session.read_only()),
         false => Ok(()),

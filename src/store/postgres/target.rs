@@ -48,9 +48,9 @@ impl Target {
         Ok(Self { servers, first: AtomicUsize::new(0), location })
     }
 
-    /// Whether the URL says that there is a PgBouncer.
+    /// As [`Server::pooled`], which one URL says of all.
     pub(super) fn is_pooled(&self) -> bool {
-        self.servers[0].pooled
+        self.servers.iter().any(|server| server.pooled)
     }
 
     /// All servers, the one to ask first before the others.
@@ -82,7 +82,7 @@ impl Target {
 impl Server {
     fn parse(mut url: Url) -> Result<Self, StoreError> {
         check_shape(&url)?;
-        let pooled = parse_pooled(hosts::take(&mut url, "pgbouncer"))?;
+        let pooled = is_pooled(hosts::take(&mut url, "pgbouncer"))?;
         check_session_attrs(hosts::take(&mut url, "target_session_attrs"))?;
         check_parameters(&url)?;
         // sqlx warns of a malformed line in the password file by showing it.
@@ -187,7 +187,7 @@ fn explain(error: &sqlx::Error) -> String {
     )
 }
 
-fn parse_pooled(parameter: Option<String>) -> Result<bool, StoreError> {
+fn is_pooled(parameter: Option<String>) -> Result<bool, StoreError> {
     match parameter.as_deref() {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),

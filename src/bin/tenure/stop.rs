@@ -1,0 +1,96 @@
+//! `tenure stop`: asks the run that holds a session to stop.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tenure::{Asked, SessionStatus, StopAnswer, Supervisor};
+use tokio::time::timeout;
+
+use crate::{
+    caller::user_at_host,
+    cli::{Global, Stop},
+    database::Database,
+    exit::{BUSY, Failure, NOT_HELD},
+    show,
+};
+
+pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
+    let (database, key) = (Database::of(global)?, args.session.key()?);
+    let Some(builder) = database.reading()? else {
+        return nobody(global, args, &SessionStatus::idle(key), &database);
+    };
+    let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
+    let mut request = supervisor.stop(&key).by(user_at_host());
+    if let Some(run_id) = args.run {
+        request = request.run(run_id);
+    }
+    if let Some(reason) = &args.reason {
+        request = request.reason(reason);
+    }
+    let code = match request.await? {
+        StopAnswer::Asked(asked) => wait(global, args, &asked, &supervisor).await,
+        StopAnswer::Idle => nobody(global, args, &supervisor.inspect(&key).await?, &database),
+    };
+    supervisor.shutdown(Duration::ZERO).await;
+    code
+}
+
+/// A run that was named may have ended, and another hold the session.
+fn nobody(global: &Global, args: &Stop, found: &SessionStatus, database: &Database) -> Result<u8, Failure> {
+    if global.json {
+        show::print(format_args!("{}\n", show::session_json(found)))?;
+    } else if let Some(run_id) = args.run.filter(|_| found.is_held()) {
+        show::print(format_args!("run {run_id} does not hold {}; nothing to stop\n", found.key))?;
+    } else {
+        show::print(format_args!("{}; nothing to stop\n", show::lines(found, &database.location()?)))?;
+    }
+    Ok(NOT_HELD)
+}
+
+async fn wait(global: &Global, args: &Stop, asked: &Asked, supervisor: &Supervisor) -> Result<u8, Failure> {
+    let key = asked.key();
+    let Some(patience) = args.wait else {
+        tell(global, asked, None)?;
+        return Ok(0);
+    };
+    let ended = match timeout(patience, asked.stopped()).await {
+        Ok(stopped) => stopped.map(|()| true)?,
+        Err(_elapsed) => false,
+    };
+    tell(global, asked, Some(ended))?;
+    if ended {
+        return Ok(0);
+    }
+    // Who holds it still, and how: the run that was asked, or what it has become.
+    let found = supervisor.inspect(key).await?;
+    let holder =
+        found.holder.as_ref().filter(|holder| holder.run_id == asked.holder().run_id && found.is_held());
+    if let Some(holder) = holder.filter(|_| !global.quiet) {
+        let state = show::state(found.state);
+        show::complain(format_args!("{key} is {state} after {patience:?}: {}", show::held_by(holder)));
+    }
+    Ok(if holder.is_some() { BUSY } else { 0 })
+}
+
+fn tell(global: &Global, asked: &Asked, ended: Option<bool>) -> Result<(), Failure> {
+    let (key, holder) = (asked.key(), asked.holder());
+    if global.json {
+        let mut answer = show::session_json(&SessionStatus::held(key.clone(), holder.clone()));
+        answer["first"] = json!(asked.is_first());
+        answer["ended"] = json!(ended);
+        return show::print(format_args!("{answer}\n"));
+    }
+    let by = holder.stop.as_ref().and_then(|stop| stop.by.as_deref());
+    match (ended, asked.is_first()) {
+        (Some(true), _) => show::print(format_args!("{key}: the run of {} has ended\n", holder.label)),
+        (_, true) => {
+            show::print(format_args!("{key}: asked {} to stop (run {})\n", holder.label, holder.run_id))
+        }
+        (_, false) => show::print(format_args!(
+            "{key}: {} had been asked to stop before, by {} (run {})\n",
+            holder.label,
+            by.map_or("?".to_owned(), show::escaped),
+            holder.run_id
+        )),
+    }
+}
