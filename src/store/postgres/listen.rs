@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 use sqlx::{
-    Executor as _, Postgres,
+    Executor as _, Postgres, Row as _,
     pool::{Pool, PoolOptions},
     postgres::PgListener,
 };
@@ -17,7 +17,7 @@ use crate::{
     store::{Bounds, Hint, Listener, StoreError},
 };
 
-/// Begins to listen for a node, where leases are written: a standby refuses it.
+/// Begins to listen for a node, where leases are written.
 pub(super) async fn open(
     target: &Target,
     node: NodeId,
@@ -48,6 +48,7 @@ impl Channel {
         let listener = opened.map_err(|error| fault::on_connect(error, server))?;
         let location = server.location.to_string();
         let mut channel = Self { listener: Some(listener), pool, location, runtime: Handle::current() };
+        channel.check().await?;
         channel.begin(node).await?;
         Ok(channel)
     }
@@ -87,8 +88,13 @@ impl Listener for Channel {
 
     fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            let answer = self.listener()?.execute("SELECT 1").await;
-            answer.map(|_| ()).map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))
+            let answer = self.listener()?.fetch_one(sqlx::raw_sql(connect::READ_ONLY)).await;
+            let answer = answer.and_then(|row| row.try_get(0));
+            match answer.map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))? {
+                // Whoever asks a run to stop does so where writes are taken.
+                true => Err(fault::read_only(&self.location)),
+                false => Ok(()),
+            }
         })
     }
 
