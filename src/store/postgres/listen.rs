@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 use sqlx::{
-    Executor as _, Postgres,
+    Executor as _, Postgres, Row as _,
     pool::{Pool, PoolOptions},
     postgres::PgListener,
 };
@@ -31,6 +31,7 @@ pub(super) async fn open(
     let location = target.location.to_string();
     let mut listening = Channel { listener: Some(listener), pool, location, runtime: Handle::current() };
     listening.begin(node).await?;
+    listening.check().await?;
     Ok(Box::new(listening))
 }
 
@@ -78,8 +79,12 @@ impl Listener for Channel {
 
     fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            let answer = self.listener()?.execute("SELECT 1").await;
-            answer.map(|_| ()).map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))
+            let asked = self.listener()?.fetch_one(IS_READ_ONLY).await;
+            let is_read_only = asked.and_then(|row| row.try_get(0));
+            match is_read_only.map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))? {
+                true => Err(unavailable(&self.location, "it is read-only: whoever asks, asks elsewhere")),
+                false => Ok(()),
+            }
         })
     }
 
@@ -110,9 +115,13 @@ fn lock_key(node: NodeId) -> i64 {
     i64::from_be_bytes(half.to_be_bytes())
 }
 
+/// A primary that was demoted is alive and says no word more.
+const IS_READ_ONLY: &str = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean";
+
 fn lost(location: &str) -> StoreError {
-    StoreError::Unavailable {
-        location: location.to_owned(),
-        detail: "the connection that listens was lost".to_owned(),
-    }
+    unavailable(location, "the connection that listens was lost")
+}
+
+fn unavailable(location: &str, detail: &str) -> StoreError {
+    StoreError::Unavailable { location: location.to_owned(), detail: detail.to_owned() }
 }
