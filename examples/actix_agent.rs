@@ -1,90 +1,126 @@
-//! An agent actor in the host's own actix system that owns a run, and stops its work when the run ends.
+//! An agent actor in the host's own actix system that owns a run, is told what happens to it as messages, and stops
+//! its work when the run ends.
 //!
 //! ```sh
 //! cargo run --example actix_agent
 //! ```
 //!
-//! The supervisor has a thread and a system of its own; this system only holds the guard. The agent's work is
-//! cut into steps, as a conversation is cut into turns and tool calls, and it asks `is_held` before each.
+//! The supervisor has a thread and a system of its own: a busy agent delays no renewal. Its events may therefore come
+//! late to a busy agent; what may be relied on is `is_held`, asked right before each side effect.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use actix::prelude::*;
-use tenure::{AcquireError, EndReason, Run, SessionKey, Supervisor};
+use futures::channel::oneshot;
+use tenure::{Run, RunEvent, SessionKey, Supervisor};
 
-/// One conversation, while this process may work on it. The run ends with the actor, and the actor with the run.
+/// How long the agent pauses between two turns.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// One conversation, worked on by this process while it holds the session.
 struct Agent {
-    run: Run,
+    name: &'static str,
+    supervisor: Supervisor,
+    key: SessionKey,
+    run: Option<Run>,
     turns: u32,
+    /// Dropped with the agent: tells the host that it has gone.
+    _alive: oneshot::Sender<()>,
 }
 
 /// Do one turn of the conversation.
 #[derive(Message)]
-#[rtype(result = "Result<u32, EndReason>")]
-struct Turn;
-
-/// The run has ended.
-#[derive(Message)]
 #[rtype(result = "()")]
-struct RunEnded(EndReason);
+struct Turn;
 
 impl Actor for Agent {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        println!("agent: holds {} under fence {}", self.run.key(), self.run.fence());
-        let ended = self.run.cancelled().into_actor(self);
-        ctx.spawn(ended.map(|reason, _, ctx| ctx.notify(RunEnded(reason))));
+        let request = self.supervisor.acquire(&self.key).holder(self.name).events(ctx.address().recipient());
+        let granted = request.into_future().into_actor(self).map(|granted, agent, ctx| match granted {
+            Ok(run) => {
+                agent.run = Some(run);
+                ctx.notify(Turn);
+            }
+            Err(error) => {
+                agent.say(&format!("refused: {error}"));
+                ctx.stop();
+            }
+        });
+        ctx.spawn(granted);
     }
 
     fn stopped(&mut self, _: &mut Context<Self>) {
-        println!("agent: stopped after {} turns; dropping the run releases the session", self.turns);
+        self.say(&format!("has gone after {} turns", self.turns));
     }
 }
 
 impl Handler<Turn> for Agent {
-    type Result = Result<u32, EndReason>;
+    type Result = ();
 
-    fn handle(&mut self, _: Turn, _: &mut Context<Self>) -> Self::Result {
-        if !self.run.is_held() {
-            return Err(EndReason::Unconfirmed);
-        }
+    fn handle(&mut self, Turn: Turn, ctx: &mut Context<Self>) {
+        let Some(run) = self.run.as_ref().filter(|run| run.is_held()) else { return };
         self.turns += 1;
-        Ok(self.turns)
+        self.say(&format!("turn {}, under fence {}", self.turns, run.fence()));
+        ctx.notify_later(Turn, PAUSE);
     }
 }
 
-impl Handler<RunEnded> for Agent {
+impl Handler<RunEvent> for Agent {
     type Result = ();
 
-    fn handle(&mut self, RunEnded(reason): RunEnded, ctx: &mut Context<Self>) {
-        println!("agent: the run has ended: {reason}");
-        ctx.stop();
+    fn handle(&mut self, event: RunEvent, ctx: &mut Context<Self>) {
+        match event {
+            RunEvent::AtRisk { trusted_for, .. } => {
+                self.say(&format!("the database does not answer; may act for {trusted_for:?}"))
+            }
+            RunEvent::Recovered { .. } => self.say("the database answers again"),
+            RunEvent::Stopping { reason, .. } => {
+                self.say(&format!("told to stop: {reason}"));
+                // No turn is under way between two messages. To drop the run says so, and gives the session back.
+                self.run = None;
+            }
+            RunEvent::Ended { reason, released, .. } => {
+                self.say(&format!("the run has ended: {reason}; released: {released}"));
+                ctx.stop();
+            }
+            RunEvent::Missed(count) => self.say(&format!("was too busy to hear of {count} events")),
+            _ => {}
+        }
+    }
+}
+
+impl Agent {
+    /// Starts an agent; the answer ends when the agent has gone.
+    fn open(name: &'static str, supervisor: &Supervisor, key: &SessionKey) -> oneshot::Receiver<()> {
+        let (alive, gone) = oneshot::channel();
+        let (supervisor, key) = (supervisor.clone(), key.clone());
+        Self { name, supervisor, key, run: None, turns: 0, _alive: alive }.start();
+        gone
+    }
+
+    fn say(&self, what: &str) {
+        println!("{:>7} │ {what}", self.name);
     }
 }
 
 #[actix_rt::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> Result<(), Box<dyn Error>> {
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite://{}", directory.path().join("leases.db").display());
-    let supervisor =
-        Supervisor::builder(&url).holder("agent-host").ttl(Duration::from_secs(5)).start().await?;
+    let supervisor = Supervisor::builder(&url).ttl(Duration::from_secs(5)).start().await?;
     let key = SessionKey::new("demo", "chat-1")?;
 
-    let agent = Agent { run: supervisor.acquire(&key).await?, turns: 0 }.start();
-    for _ in 0..3 {
-        println!("host: turn {:?}", agent.send(Turn).await?);
-    }
-    if let Err(AcquireError::Busy(busy)) = supervisor.acquire(&key).await {
-        println!("host: a second agent is refused: {busy}");
-    }
+    let first = Agent::open("first", &supervisor, &key);
+    actix_rt::time::sleep(2 * PAUSE).await;
+    // A closed channel is how an agent says that it has gone.
+    let _ = Agent::open("second", &supervisor, &key).await;
+    actix_rt::time::sleep(2 * PAUSE).await;
 
-    println!("host: shutting down");
+    println!("   host │ shutting down");
     let report = supervisor.shutdown(supervisor.timing().stop_grace()).await;
-    println!("host: left behind: {:?}", report.left);
-    println!(
-        "host: the agent takes no more turns: {:?}",
-        agent.send(Turn).await.map_err(|error| error.to_string())
-    );
+    let _ = first.await;
+    println!("   host │ ended {} run, left to expire: {:?}", report.ended.len(), report.left);
     Ok(())
 }

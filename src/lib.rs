@@ -128,7 +128,8 @@
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
-//! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code.
+//! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code; its module's page has
+//!   whole tests to start from.
 //! - `cli`: the command `tenure`.
 //! - `serde`: `Serialize` for what is told to others (keys, ids, holders, states, refusals, events, ends), and
 //!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
@@ -136,6 +137,7 @@
 mod actor;
 pub mod clock;
 mod config;
+pub mod diagnosis;
 mod end;
 mod error;
 mod event;

@@ -22,14 +22,20 @@
 //! });
 //! ```
 //!
-//! What else can be made to happen:
+//! What can be made to happen:
 //!
-//! - *renewals fail*: [`MemoryStore::fail_renewals`], [`MemoryStore::set_fault`];
+//! - *the database fails, or its answers are lost or late*: [`MemoryStore::set_fault`], [`MemoryStore::set_delay`],
+//!   and for renewals alone [`MemoryStore::fail_renewals`];
+//! - *one row is locked by a stranger*: [`MemoryStore::set_locked`];
 //! - *the lease is taken away*: [`MemoryStore::take_away`], [`MemoryStore::delete`];
 //! - *somebody asks the run to stop*: [`MemoryStore::request_stop`]; *and the run hears of it only with its next
 //!   renewal*: [`MemoryStore::set_hints_lost`], [`MemoryStore::break_listeners`];
 //! - *the machine sleeps*: [`SimClock::suspend`]; *a virtual machine is paused*: [`SimClock::pause`];
 //! - *the database's clock is stepped*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
+//!
+//! What came of it: [`MemoryStore::row`], [`MemoryStore::is_empty`], and the run's own [`Ended`](crate::Ended).
+//!
+#![doc = include_str!("../docs/testing.md")]
 
 use std::{
     sync::{

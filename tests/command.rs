@@ -16,6 +16,8 @@ mod busy;
 #[cfg(feature = "sqlite")]
 #[path = "command/database.rs"]
 mod database;
+#[path = "command/doctor.rs"]
+mod doctor;
 #[path = "command/ending.rs"]
 mod ending;
 #[path = "command/events.rs"]

@@ -10,6 +10,9 @@ mod support;
 #[path = "support/every_backend.rs"]
 mod every_backend;
 
+#[cfg(feature = "postgres")]
+#[path = "faults/failover.rs"]
+mod failover;
 #[path = "faults/host.rs"]
 mod host;
 #[cfg(feature = "postgres")]

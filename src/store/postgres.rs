@@ -5,6 +5,19 @@
 //!
 //! Connections are plain ones, not pooled: whoever opened one decides when it is used and when it is given up.
 //!
+//! # Several servers
+//!
+//! A URL may name a primary and its standbys, as libpq writes it: `postgres://user@h1:5432,h2:5433/database`. Every new
+//! connection goes to the server that takes writes: the one that worked last is asked first, then the others, each
+//! within a fair share of the time there is. `target_session_attrs` may be `read-write`, `primary` or `any`; leases need
+//! a server that takes writes, so that is what is looked for in any case.
+//!
+//! A connection whose server turns out to be read-only (SQLSTATE 25006), silent or gone is given up, and its successor
+//! asks all servers again. Meanwhile each run goes on for as long as its last answer may be trusted, and no longer.
+//! That one run never meets another one on both sides of a failover needs assumption A1: what the old primary
+//! acknowledged, the new one has. With asynchronous replication it may not; and while two servers take writes at the same
+//! time, nothing that asks only one of them can tell.
+//!
 //! # Behind PgBouncer
 //!
 //! In transaction mode the next message may reach another server session. The URL parameter `pgbouncer=true` makes
@@ -21,18 +34,23 @@
 use std::{fmt, sync::Arc};
 
 use futures::future::BoxFuture;
-use sqlx::{ConnectOptions, PgConnection};
 
 use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, Migrated, Page, Release,
     ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
-use crate::session::{Holder, NodeId, SessionKey};
-use statement::{Session, Statement, Value};
+use crate::{
+    diagnosis::{Finding, Plan},
+    session::{Holder, NodeId, SessionKey},
+};
+use statement::Session;
 use target::Target;
 
 mod acquire;
+mod connect;
+mod examine;
 mod fault;
+mod hosts;
 mod listen;
 mod row;
 mod schema;
@@ -46,7 +64,8 @@ mod verbs;
 /// The URL is `postgres://user:password@host:port/database`, or `postgres:///database?host=/run/postgresql` for a
 /// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. Besides the parameters
 /// that sqlx knows (`sslmode`, `sslrootcert`, `application_name`, `options`, …) there is `pgbouncer=true`, for a
-/// PgBouncer in transaction mode.
+/// PgBouncer in transaction mode. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that takes writes
+/// is used.
 #[derive(Clone)]
 pub struct PostgresStore {
     target: Arc<Target>,
@@ -59,6 +78,10 @@ impl PostgresStore {
     /// [`StoreError::Url`], which says what to change.
     pub fn new(url: &str) -> Result<Self, StoreError> {
         Ok(Self { target: Arc::new(Target::parse(url)?) })
+    }
+
+    pub(crate) async fn examine(&self, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+        examine::examine(&self.target, plan).await
     }
 }
 
@@ -73,8 +96,7 @@ impl LeaseStore for PostgresStore {
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
-            let mut session = open(&target, bounds).await?;
-            check(&mut session).await?;
+            let session = connect::to_work(&target, bounds).await?;
             Ok(Box::new(PostgresConnection { session }) as Box<dyn LeaseConnection>)
         })
     }
@@ -82,7 +104,7 @@ impl LeaseStore for PostgresStore {
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
-            let mut session = open(&target, schema::BOUNDS).await?;
+            let mut session = connect::to_migrate(&target).await?;
             let migrated = schema::migrate(&mut session).await?;
             session.close().await;
             Ok(migrated)
@@ -92,7 +114,7 @@ impl LeaseStore for PostgresStore {
     /// Behind PgBouncer, LISTEN would seem to succeed, and then disturb others.
     fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
         let target = self.target.clone();
-        (!target.pooled)
+        (!target.is_pooled())
             .then(|| Box::pin(async move { listen::open(&target, node, bounds).await }) as Listening)
     }
 
@@ -152,31 +174,10 @@ impl LeaseConnection for PostgresConnection {
     }
 
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(check(&mut self.session))
+        Box::pin(connect::check(&mut self.session))
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(self.session.close())
     }
-}
-
-async fn open(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
-    let connection: PgConnection =
-        target.options(bounds).connect().await.map_err(|error| fault::on_connect(error, target))?;
-    Ok(Session::new(connection, target))
-}
-
-/// One round trip: whether the server takes writes, and whether its schema fits.
-async fn check(session: &mut Session) -> Result<(), StoreError> {
-    let keeps_settings = !session.is_pooled();
-    let probe = Statement::new(include_str!("postgres/probe.sql"), vec![Value::Flag(keeps_settings)]);
-    let row = session.fetch_one(&probe).await?;
-    if session.read(&row, "read_only")? {
-        return Err(session.unavailable("it is read-only: a standby, or a primary that was demoted"));
-    }
-    let newest = match session.read::<Option<i32>>(&row, "version")? {
-        Some(version) => Some((version, session.read(&row, "compatible_from")?)),
-        None => None,
-    };
-    schema::check(newest, session.location())
 }

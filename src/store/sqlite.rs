@@ -20,10 +20,14 @@ use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, MAX_BATCH, Migrated, Page,
     Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
-use crate::session::{Holder, NodeId, SessionKey};
+use crate::{
+    diagnosis::{Finding, Plan},
+    session::{Holder, NodeId, SessionKey},
+};
 
 mod acquire;
 mod changes;
+mod examine;
 mod failure;
 mod file;
 mod read;
@@ -74,6 +78,10 @@ impl SqliteStore {
     /// [`StoreError::Url`] when the URL does not name a SQLite file.
     pub fn new(url: &str) -> Result<Self, StoreError> {
         DatabaseFile::from_url(url).map(|file| Self { file })
+    }
+
+    pub(crate) async fn examine(&self, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+        examine::examine(&self.file, plan).await.map_err(|failure| failure.in_file(&self.file))
     }
 
     /// The file, as an absolute path.

@@ -13,7 +13,9 @@ use crate::{
 fn those_that_look_create_nothing_and_name_where_they_looked() {
     let scene = Scene::new();
     let default = scene.path("state/tenure/tenure.db").display().to_string();
-    for (args, code) in [(&["status", "-s", "chat"][..], 1), (&["list"], 0), (&["sweep"], 0)] {
+    for (args, code) in
+        [(&["status", "-s", "chat"][..], 1), (&["list"], 0), (&["sweep"], 0), (&["doctor"], 0)]
+    {
         let done = scene.output(args);
         assert_eq!(done.code, code, "{done:?}");
         assert!(done.text().contains(&default), "{done:?}");

@@ -69,7 +69,13 @@ async fn a_password_is_neither_printed_nor_seen_by_cmd() {
     let wrong = database.url_as("keyed", WRONG);
     let urls = [&nowhere, &wrong, &url.replace("postgres:", "mysql:"), &url.replace(':', "::")];
     for url in urls {
-        for args in [&["status", "-s", "x"][..], &["list"], &["migrate"], &["run", "-s", "x", "--", "true"]] {
+        for args in [
+            &["status", "-s", "x"][..],
+            &["list"],
+            &["migrate"],
+            &["doctor"],
+            &["run", "-s", "x", "--", "true"],
+        ] {
             let mut command = scene.tenure(["-vvv", "--connect-timeout", "1s", "--database", url]);
             command.args(args);
             let done = Running::start(command).finish();
@@ -79,7 +85,7 @@ async fn a_password_is_neither_printed_nor_seen_by_cmd() {
         }
     }
     // Where the database is named in an answer.
-    for args in [&["status", "-s", "x"][..], &["list"], &["sweep"], &["migrate"]] {
+    for args in [&["status", "-s", "x"][..], &["list"], &["sweep"], &["migrate"], &["doctor"]] {
         let mut command = scene.tenure(["--database", &url]);
         command.args(args);
         let done = Running::start(command).finish();

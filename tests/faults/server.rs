@@ -177,7 +177,8 @@ impl Traffic {
     }
 }
 
-async fn hold(run: Run, session: &str, seen: &Mutex<Vec<Record>>) {
+/// Holds a run for a moment, and records what is seen of it.
+pub(super) async fn hold(run: Run, session: &str, seen: &Mutex<Vec<Record>>) {
     for _ in 0..fastrand::u8(5..40) {
         let observed =
             Record::observe(session, run.run_id().as_uuid(), run.fence().as_i64(), || run.is_held());

@@ -3,7 +3,8 @@
 # stop the server and remove its files, however that process ended: the end of standard input says so.
 #
 # usage: keeper BIN HOME
-# Reads one command a line and answers each with one line, "ok" or "failed".
+# Reads one command a line, with the port of another server where it needs one, and answers each with one line, "ok"
+# or "failed".
 
 set -u
 bin=$1
@@ -40,14 +41,21 @@ control() {
     "$bin/pg_ctl" "$@" -D "$data" -w </dev/null >>"$home/control.log" 2>&1
 }
 
-while read -r command; do
+while read -r command port; do
     case $command in
     init)
         "$bin/initdb" -D "$data" -U postgres -A trust -E UTF8 --locale=C --no-sync --no-instructions \
             </dev/null >>"$home/control.log" 2>&1
         ;;
+    copy)
+        "$bin/pg_basebackup" -D "$data" -h 127.0.0.1 -p "$port" -U postgres -R -X stream -c fast --no-sync \
+            </dev/null >>"$home/control.log" 2>&1
+        ;;
     start) control start -t 60 -l "$home/server.log" ;;
     stop) control stop -t 60 -m fast ;;
+    crash) control stop -t 60 -m immediate ;;
+    demote) control stop -t 60 -m fast && : >"$data/standby.signal" && control start -t 60 -l "$home/server.log" ;;
+    promote) control promote -t 60 ;;
     restart) control restart -t 60 -m immediate -l "$home/server.log" ;;
     *) false ;;
     esac && echo ok || echo failed

@@ -13,6 +13,8 @@ pub mod history;
 #[cfg(feature = "testing")]
 pub mod memory_backend;
 #[cfg(feature = "postgres")]
+pub mod pgbouncer;
+#[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "postgres")]
 pub mod postgres_backend;

@@ -7,7 +7,7 @@
 
 use std::{
     env,
-    fmt::Write as _,
+    fmt::{Display, Write as _},
     fs,
     io::{BufRead, BufReader, Write as _},
     net::SocketAddr,
@@ -34,6 +34,9 @@ use super::{background, free_address, process_table};
 
 /// The role that tests connect as: it owns its database and nothing else, like an application's.
 pub const ROLE: &str = "app";
+
+/// For [`Options::hba`] of a server that is to have a standby.
+pub const REPLICATION: &str = "host replication postgres 127.0.0.1/32 trust\n";
 
 /// Members of this role must show a password (scram) on TCP.
 const PASSWORD_GROUP: &str = "with_password";
@@ -75,6 +78,29 @@ impl Server {
     /// A server of the test's own with other settings. Blocks for about a second.
     pub fn start_with(options: &Options) -> Self {
         Self { inner: Arc::new(Inner::start(options, false)) }
+    }
+
+    /// A standby that streams from this server and has confirmed each commit before it is acknowledged. This server
+    /// needs [`REPLICATION`] among its options; its superuser must not wait for a commit after the standby's end.
+    pub async fn synchronous_standby(&self) -> Self {
+        self.inner.not_shared("replicate");
+        let primary = self.inner.clone();
+        let standby = background::run_blocking(move || Inner::start_standby(&primary)).await;
+        let admin = self.inner.admin_options("postgres");
+        background::run(async move {
+            let mut admin = admin.connect().await?;
+            let set = "ALTER SYSTEM SET synchronous_standby_names = '*'";
+            sqlx::query(set).execute(&mut admin).await?;
+            sqlx::query("SELECT pg_reload_conf()").execute(&mut admin).await?;
+            let is_synchronous = "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')";
+            while !sqlx::query_scalar::<_, bool>(is_synchronous).fetch_one(&mut admin).await? {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            admin.close().await
+        })
+        .await
+        .unwrap_or_else(|error: sqlx::Error| panic!("the standby does not become synchronous: {error}"));
+        Self { inner: Arc::new(standby) }
     }
 
     /// A new, empty database, owned by [`ROLE`].
@@ -142,6 +168,21 @@ impl Server {
     /// Ends every session and stops; connections are refused until [`start_again`](Self::start_again).
     pub async fn stop(&self) {
         self.control("stop").await;
+    }
+
+    /// Kills every process of the server at once; connections are refused from then on.
+    pub async fn crash(&self) {
+        self.control("crash").await;
+    }
+
+    /// Ends every session and starts the server again as a standby, of no other server.
+    pub async fn demote(&self) {
+        self.control("demote").await;
+    }
+
+    /// Lets a standby take writes. Returns when it does.
+    pub async fn promote(&self) {
+        self.control("promote").await;
     }
 
     /// Starts a stopped server on its old port.
@@ -242,8 +283,8 @@ impl Database {
         self.url_at(self.server.address())
     }
 
-    /// The same through another address, such as a proxy's.
-    pub fn url_at(&self, address: SocketAddr) -> String {
+    /// The same through another address, such as a proxy's, or several.
+    pub fn url_at(&self, address: impl Display) -> String {
         format!("postgres://{ROLE}@{address}/{}", self.name)
     }
 
@@ -316,6 +357,26 @@ struct Keeper {
 
 impl Inner {
     fn start(options: &Options, shared: bool) -> Self {
+        let mut inner = Self::prepare(shared);
+        inner.command("init");
+        inner.configure(options);
+        inner.listen();
+        inner.create_roles();
+        inner
+    }
+
+    fn start_standby(primary: &Self) -> Self {
+        let mut inner = Self::prepare(false);
+        inner.command(&format!("copy {}", primary.address.port()));
+        // It is to wait for nobody when it has been promoted.
+        let conf = "synchronous_standby_names = ''".to_owned();
+        inner.configure(&Options { hba: REPLICATION.to_owned(), conf, ..Options::default() });
+        inner.listen();
+        inner
+    }
+
+    /// A directory, and the keeper of what will be in it.
+    fn prepare(shared: bool) -> Self {
         let bin = server_binaries();
         let user = server_user();
         let home = tempfile::Builder::new()
@@ -329,12 +390,7 @@ impl Inner {
             chown(&home, Some(uid), Some(gid)).expect("root may give a directory away");
         }
         let keeper = Mutex::new(Keeper::spawn(&bin, &home, user));
-        let mut inner = Self { home, address: free_address(), shared, keeper };
-        inner.command("init");
-        inner.configure(options);
-        inner.listen();
-        inner.create_roles();
-        inner
+        Self { home, address: free_address(), shared, keeper }
     }
 
     fn configure(&self, options: &Options) {
@@ -526,8 +582,8 @@ fn is_complete(dir: &Path) -> bool {
     ["initdb", "pg_ctl", "postgres"].iter().all(|binary| dir.join(binary).is_file())
 }
 
-/// Whom the server runs as, when that is not ourselves: PostgreSQL refuses to run as root.
-fn server_user() -> Option<(u32, u32)> {
+/// Whom a server runs as, when that is not ourselves: PostgreSQL refuses to run as root.
+pub fn server_user() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
     }

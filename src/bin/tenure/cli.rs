@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Migrate(Migrate),
     /// Remove rows of leases that expired at least an hour ago.
     Sweep,
+    /// Check database, schema, clocks and commit latency, and say what to change. Exits 0 unless no lease can be held.
+    Doctor(Doctor),
 }
 
 #[derive(Debug, Args)]
@@ -151,6 +153,13 @@ pub(crate) struct Migrate {
     /// Print the statements and change nothing.
     #[arg(long)]
     pub(crate) print: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// How long to watch the clocks; the longer, the finer the difference in their rates that shows.
+    #[arg(long = "for", value_name = "DURATION", default_value = "3s", value_parser = duration)]
+    pub(crate) lasting: Duration,
 }
 
 /// `500ms`, `1.5s`, `30s`, `2m`, `1h`.

@@ -7,6 +7,7 @@
 mod caller;
 mod cli;
 mod database;
+mod doctor;
 #[cfg(target_os = "linux")]
 mod events;
 mod exit;
@@ -86,6 +87,7 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
         Command::Phase(args) => phase::phase(args),
         Command::Migrate(args) => migrate::migrate(global, args).await,
         Command::Sweep => migrate::sweep(global).await,
+        Command::Doctor(args) => doctor::doctor(global, args).await,
     }
 }
 

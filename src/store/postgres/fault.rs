@@ -7,7 +7,7 @@ use std::error::Error as _;
 
 use sqlx::Error;
 
-use super::target::Target;
+use super::target::Server;
 use crate::store::StoreError;
 
 /// What it takes to use the schema.
@@ -20,12 +20,12 @@ pub(super) fn is_retried(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("40001" | "40P01"))
 }
 
-pub(super) fn on_connect(error: Error, target: &Target) -> StoreError {
-    let location = target.location.to_string();
+pub(super) fn on_connect(error: Error, server: &Server) -> StoreError {
+    let location = server.location.to_string();
     let detail = describe(&error);
     match code(&error).as_deref() {
         Some("3D000") => StoreError::Url {
-            detail: format!("{location}: {detail}; create it with CREATE DATABASE \"{}\"", target.database),
+            detail: format!("{location}: {detail}; create it with CREATE DATABASE \"{}\"", server.database),
         },
         Some(code) if code.starts_with("28") => StoreError::PermissionDenied {
             location,
@@ -36,14 +36,14 @@ pub(super) fn on_connect(error: Error, target: &Target) -> StoreError {
         },
         Some("42501") => StoreError::PermissionDenied {
             location,
-            detail: format!("{detail}; the role needs: GRANT CONNECT ON DATABASE \"{}\"", target.database),
+            detail: format!("{detail}; the role needs: GRANT CONNECT ON DATABASE \"{}\"", server.database),
         },
         Some("08P01") if detail.contains("startup parameter") => StoreError::Url {
             detail: format!(
                 "{location} is a PgBouncer ({detail}); add pgbouncer=true to the URL's parameters"
             ),
         },
-        Some(_) => on_statement(error, &target.location, GRANTS),
+        Some(_) => on_statement(error, &server.location, GRANTS),
         None if matches!(error, Error::Configuration(_)) => StoreError::Url { detail },
         None => StoreError::Unavailable { location, detail },
     }

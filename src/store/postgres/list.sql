@@ -1,15 +1,23 @@
 -- $1 and $2: account and session to begin after; $3 the only account wanted, or null; $4 whether expired rows are
--- wanted; $5 how many.
+-- wanted; $5 how many. One row without a run when there is none.
 SELECT
+    server.read_only,
     account_id, session_id, run_id, fence, node, holder, stage, phase,
     (extract(epoch FROM acquired_at) * 1000000)::bigint AS acquired_at,
     (extract(epoch FROM expires_at) * 1000000)::bigint AS expires_at,
     (extract(epoch FROM expires_at - clock_timestamp()) * 1000000)::bigint AS remaining,
     (extract(epoch FROM stop_requested_at) * 1000000)::bigint AS stop_at,
     stop_by, stop_reason
-FROM tenure.session_lease
-WHERE (account_id, session_id) > ($1::text, $2::text)
-    AND ($3::text IS NULL OR account_id = $3::text)
-    AND ($4::boolean OR expires_at > clock_timestamp())
+FROM (
+    SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only
+) AS server
+LEFT JOIN (
+    SELECT *
+    FROM tenure.session_lease
+    WHERE (account_id, session_id) > ($1::text, $2::text)
+        AND ($3::text IS NULL OR account_id = $3::text)
+        AND ($4::boolean OR expires_at > clock_timestamp())
+    ORDER BY account_id, session_id
+    LIMIT $5::bigint
+) AS page ON true
 ORDER BY account_id, session_id
-LIMIT $5::bigint

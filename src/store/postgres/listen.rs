@@ -8,31 +8,23 @@ use sqlx::{
 };
 use tokio::runtime::Handle;
 
-use super::{fault, target::Target};
+use super::{
+    connect, fault,
+    target::{Server, Target},
+};
 use crate::{
     session::{NodeId, RunId},
     store::{Bounds, Hint, Listener, StoreError},
 };
 
-/// Begins to listen for a node.
+/// Begins to listen for a node, where leases are written: a standby refuses it.
 pub(super) async fn open(
     target: &Target,
     node: NodeId,
     bounds: Bounds,
 ) -> Result<Box<dyn Listener>, StoreError> {
-    // The driver's listener takes its one connection from a pool; when it is lost, both are given up.
-    let pool: Pool<Postgres> = PoolOptions::new()
-        .max_connections(1)
-        .idle_timeout(None)
-        .max_lifetime(None)
-        .test_before_acquire(false)
-        .connect_lazy_with(target.options(bounds));
-    let listener = PgListener::connect_with(&pool).await.map_err(|error| fault::on_connect(error, target))?;
-    let location = target.location.to_string();
-    let mut listening = Channel { listener: Some(listener), pool, location, runtime: Handle::current() };
-    listening.begin(node).await?;
-    listening.check().await?;
-    Ok(Box::new(listening))
+    let channel = connect::search(target, bounds, |server| Channel::open(server, node, bounds)).await?;
+    Ok(Box::new(channel))
 }
 
 struct Channel {
@@ -44,6 +36,23 @@ struct Channel {
 }
 
 impl Channel {
+    async fn open(server: &Server, node: NodeId, bounds: Bounds) -> Result<Self, StoreError> {
+        // The driver's listener takes its one connection from a pool; when it is lost, both are given up.
+        let pool: Pool<Postgres> = PoolOptions::new()
+            .max_connections(1)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .test_before_acquire(false)
+            .connect_lazy_with(server.options(bounds));
+        let opened = PgListener::connect_with(&pool).await;
+        let listener = opened.map_err(|error| fault::on_connect(error, server))?;
+        let location = server.location.to_string();
+        let mut channel = Self { listener: Some(listener), pool, location, runtime: Handle::current() };
+        channel.begin(node).await?;
+        channel.check().await?;
+        Ok(channel)
+    }
+
     /// First the channel, then the lock by which whoever asks a run to stop knows that somebody listens.
     async fn begin(&mut self, node: NodeId) -> Result<(), StoreError> {
         let location = self.location.clone();

@@ -100,7 +100,8 @@ fn current(newest: Option<(i32, i32)>, location: &str) -> Result<Option<Migrated
     }
 }
 
-async fn newest(connection: &mut sqlx::PgConnection) -> Result<Option<(i32, i32)>, sqlx::Error> {
+/// The version that is in force and its `compatible_from`; `None` without a schema.
+pub(super) async fn newest(connection: &mut sqlx::PgConnection) -> Result<Option<(i32, i32)>, sqlx::Error> {
     // From the catalog itself: name look-ups (to_regclass) may answer from a cache that an advisory lock does not
     // bring up to date, and would miss a schema that was committed while this waited for the lock.
     let exists = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \

@@ -11,7 +11,7 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{fault, target::Target};
+use super::{fault, target::Server};
 use crate::store::StoreError;
 
 /// How often a statement is sent that the server rolls back for the sake of another.
@@ -148,8 +148,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(connection: PgConnection, target: &Target) -> Self {
-        Self { connection, location: target.location.clone(), pooled: target.pooled }
+    pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
+        Self { connection, location: server.location.clone(), pooled: server.pooled }
     }
 
     pub(super) fn location(&self) -> &str {
@@ -198,6 +198,11 @@ impl Session {
     /// An answer that is none: what was asked may have happened all the same.
     pub(super) fn unavailable(&self, detail: &str) -> StoreError {
         StoreError::Unavailable { location: self.location.to_string(), detail: detail.to_owned() }
+    }
+
+    /// The server takes no writes.
+    pub(super) fn read_only(&self) -> StoreError {
+        self.unavailable("it is read-only: a standby, or a primary that was demoted")
     }
 
     pub(super) async fn close(self) {

@@ -1,48 +1,104 @@
 //! What a URL says about where to connect, and how.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use tracing::subscriber::NoSubscriber;
 use url::Url;
 
+use super::hosts;
 use crate::{
     session::printable,
     store::{Bounds, StoreError},
 };
 
-/// The server and the database, and how to speak to them.
+/// The database: the servers that may have it, and how to speak to them.
 pub(super) struct Target {
+    /// In the order of the URL; at least one.
+    servers: Vec<Server>,
+    /// The index of the one to ask first. Connections of several lanes change it at the same time; no order is wrong.
+    first: AtomicUsize,
+    /// For people, without any secret: all servers and the database.
+    pub(super) location: Arc<str>,
+}
+
+/// One server of a [`Target`].
+pub(super) struct Server {
     options: PgConnectOptions,
     /// Behind PgBouncer in transaction mode: no two statements need reach the same server session.
     pub(super) pooled: bool,
-    /// For people, without any secret.
+    /// For people: host and port, or the path of the socket.
+    pub(super) address: String,
+    /// For people, without any secret: the address and the database.
     pub(super) location: Arc<str>,
     pub(super) database: String,
 }
 
 impl Target {
     pub(super) fn parse(text: &str) -> Result<Self, StoreError> {
-        let mut url = Url::parse(text).map_err(unreadable)?;
+        let servers = hosts::split(text)?.into_iter().map(Server::parse).collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<_> = servers.iter().map(|server| server.address.as_str()).collect();
+        let location = format!("{}/{}", addresses.join(","), servers[0].database).into();
+        Ok(Self { servers, first: AtomicUsize::new(0), location })
+    }
+
+    /// As [`Server::pooled`], which one URL says of all.
+    pub(super) fn is_pooled(&self) -> bool {
+        self.servers.iter().any(|server| server.pooled)
+    }
+
+    /// All servers, the one to ask first before the others.
+    pub(super) fn in_order(&self) -> Vec<&Server> {
+        let (before, from) = self.servers.split_at(self.first.load(Ordering::Relaxed));
+        from.iter().chain(before).collect()
+    }
+
+    /// This one works: it is asked first from now on.
+    pub(super) fn prefer(&self, server: &Server) {
+        if let Some(index) = self.index(server) {
+            self.first.store(index, Ordering::Relaxed);
+        }
+    }
+
+    /// This one is silent, which takes time to notice: the one after it is asked first from now on.
+    pub(super) fn pass_over(&self, server: &Server) {
+        if let Some(index) = self.index(server) {
+            let next = (index + 1) % self.servers.len();
+            let _ = self.first.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    fn index(&self, server: &Server) -> Option<usize> {
+        self.servers.iter().position(|other| std::ptr::eq(other, server))
+    }
+}
+
+impl Server {
+    fn parse(mut url: Url) -> Result<Self, StoreError> {
         check_shape(&url)?;
-        let pooled = take_pgbouncer(&mut url)?;
+        let pooled = is_pooled(hosts::take(&mut url, "pgbouncer"))?;
+        check_session_attrs(hosts::take(&mut url, "target_session_attrs"))?;
         check_parameters(&url)?;
         // sqlx warns of a malformed line in the password file by showing it.
         let options =
             tracing::subscriber::with_default(NoSubscriber::default(), || PgConnectOptions::from_url(&url));
         let options = options.map_err(|error| refused(explain(&error)))?;
         let database = options.get_database().unwrap_or(options.get_username()).to_owned();
-        let location = location(&options, &database).into();
-        Ok(Self { options, pooled, location, database })
+        let address = address(&options);
+        let location = format!("{address}/{database}").into();
+        Ok(Self { options, pooled, address, location, database })
     }
 
     pub(super) fn options(&self, bounds: Bounds) -> PgConnectOptions {
-        let mut options = self.options.clone().disable_statement_logging();
-        if options.get_application_name().is_none() {
-            options = options.application_name("tenure");
-        }
+        let options = self.plain_options();
         if self.pooled {
-            return options.extra_float_digits(None).statement_cache_capacity(0);
+            return options;
         }
         options.options([
             ("statement_timeout", server_millis(bounds.statement)),
@@ -51,6 +107,18 @@ impl Target {
             ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
             ("default_transaction_isolation", "read committed".to_owned()),
         ])
+    }
+
+    /// Without any setting of ours.
+    pub(super) fn plain_options(&self) -> PgConnectOptions {
+        let mut options = self.options.clone().disable_statement_logging();
+        if options.get_application_name().is_none() {
+            options = options.application_name("tenure");
+        }
+        match self.pooled {
+            true => options.extra_float_digits(None).statement_cache_capacity(0),
+            false => options,
+        }
     }
 }
 
@@ -102,7 +170,7 @@ fn check_parameters(url: &Url) -> Result<(), StoreError> {
     let is_known = |name: &str| PARAMETERS.contains(&name) || name.starts_with("options[");
     match url.query_pairs().find(|(name, _)| !is_known(name)) {
         Some((name, _)) => Err(refused(format!(
-            "the parameter {:?} is unknown; remove it, or use one of pgbouncer, {}",
+            "the parameter {:?} is unknown; remove it, or use one of pgbouncer, target_session_attrs, {}",
             printable(&name),
             PARAMETERS.join(", ")
         ))),
@@ -119,34 +187,34 @@ fn explain(error: &sqlx::Error) -> String {
     )
 }
 
-/// Takes the parameter that is ours out of the URL.
-fn take_pgbouncer(url: &mut Url) -> Result<bool, StoreError> {
-    let (ours, others): (Vec<_>, Vec<_>) =
-        url.query_pairs().into_owned().partition(|(name, _)| name == "pgbouncer");
-    let pooled = match ours.last().map(|(_, value)| value.as_str()) {
-        None | Some("false") => false,
-        Some("true") => true,
-        Some(other) => {
-            return Err(refused(format!(
-                "pgbouncer={other:?} is unknown; use pgbouncer=true or pgbouncer=false"
-            )));
-        }
-    };
-    url.set_query(None);
-    if !others.is_empty() {
-        url.query_pairs_mut().extend_pairs(others);
+fn is_pooled(parameter: Option<String>) -> Result<bool, StoreError> {
+    match parameter.as_deref() {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(refused(format!(
+            "pgbouncer={:?} is unknown; use pgbouncer=true or pgbouncer=false",
+            printable(other)
+        ))),
     }
-    Ok(pooled)
 }
 
-fn location(options: &PgConnectOptions, database: &str) -> String {
+/// A lease needs a server that takes writes, so that is what is looked for whichever of these is given.
+fn check_session_attrs(parameter: Option<String>) -> Result<(), StoreError> {
+    match parameter.as_deref() {
+        None | Some("any" | "read-write" | "primary") => Ok(()),
+        Some(other) => Err(refused(format!(
+            "target_session_attrs={:?} leads to no server that takes writes, as leases need; use read-write",
+            printable(other)
+        ))),
+    }
+}
+
+fn address(options: &PgConnectOptions) -> String {
     let port = options.get_port();
     match options.get_socket() {
-        Some(directory) => format!("{}/.s.PGSQL.{port}/{database}", directory.display()),
-        None if options.get_host().starts_with('/') => {
-            format!("{}/.s.PGSQL.{port}/{database}", options.get_host())
-        }
-        None => format!("{}:{port}/{database}", options.get_host()),
+        Some(directory) => format!("{}/.s.PGSQL.{port}", directory.display()),
+        None if options.get_host().starts_with('/') => format!("{}/.s.PGSQL.{port}", options.get_host()),
+        None => format!("{}:{port}", options.get_host()),
     }
 }
 
@@ -155,7 +223,7 @@ fn server_millis(duration: Duration) -> String {
     duration.as_millis().clamp(1, i32::MAX as u128).to_string()
 }
 
-fn unreadable(error: url::ParseError) -> StoreError {
+pub(super) fn unreadable(error: url::ParseError) -> StoreError {
     refused(match error {
         url::ParseError::EmptyHost => {
             format!("{error}; for a Unix socket write postgres:///database?host=/run/postgresql&user=name")
@@ -167,7 +235,7 @@ fn unreadable(error: url::ParseError) -> StoreError {
     })
 }
 
-fn refused(detail: String) -> StoreError {
+pub(super) fn refused(detail: String) -> StoreError {
     StoreError::Url { detail }
 }
 
@@ -191,6 +259,12 @@ mod tests {
             ("postgres:///app?host=/run/pg&port=6000&user=me&password=s3cret", "/run/pg/.s.PGSQL.6000/app"),
             ("postgres://me:s3cret@%2Frun%2Fpg/app", "/run/pg/.s.PGSQL.5432/app"),
             ("postgres://db/?user=me&password=s3cret&dbname=app", "db:5432/app"),
+            ("postgres://me:s3cret@h1:6000,h2/app", "h1:6000,h2:5432/app"),
+            ("postgres://me:s3,cret@h1,h2:6001,[::1]:6002/app", "h1:5432,h2:6001,[::1]:6002/app"),
+            ("postgres:///app?host=h1,h2&port=6000,6001&user=me&password=s3cret", "h1:6000,h2:6001/app"),
+            ("postgres:///app?host=/run/a,h2&port=6000&user=me", "/run/a/.s.PGSQL.6000,h2:6000/app"),
+            ("postgres://h1,h2/app?port=6000,6001&target_session_attrs=any", "h1:6000,h2:6001/app"),
+            ("postgres://h1:6000,h2/?dbname=app&target_session_attrs=primary", "h1:6000,h2:5432/app"),
         ] {
             let store = crate::store::PostgresStore::new(url).unwrap();
             assert_eq!(*store.target.location, *location, "{url}");
@@ -212,6 +286,12 @@ mod tests {
             ("postgres://me:s3cret@db/app?sslmode=maybe", "maybe"),
             ("postgres://me@db/app?sslpassword=s3cret", "sslpassword"),
             ("postgres://me:s3cret@db/app?port=x", "postgres://user:password@host:port/database"),
+            ("postgres://me:s3cret@h1,h2:x/app", "percent-encoded"),
+            ("postgres://me:s3,cret/x@h1,h2/app", "percent-encoded"),
+            ("postgres://me:1,2/s3cret@h1,h2/app", "%2F"),
+            ("postgres://me:s3cret@h1,,h2/app", "empty"),
+            ("postgres://me:s3cret@h1,h2/app?port=1,2,3", "3 ports for 2 hosts"),
+            ("postgres://me:s3cret@h1,h2/app?target_session_attrs=standby", "use read-write"),
         ] {
             let refusal = refusal(url);
             assert!(refusal.contains(remedy), "{url}: {refusal}");
@@ -222,15 +302,52 @@ mod tests {
     #[test]
     fn the_pgbouncer_parameter_is_ours_and_the_others_stay() {
         let pooled = parse("postgres://db/app?pgbouncer=true&application_name=a%20b");
+        let pooled = &pooled.servers[0];
         assert!(pooled.pooled);
         assert_eq!(pooled.options.get_application_name(), Some("a b"));
         assert_eq!(pooled.options(BOUNDS).get_options(), None);
-        assert!(!parse("postgres://db/app?pgbouncer=false").pooled);
+        assert!(!parse("postgres://db/app?pgbouncer=false").servers[0].pooled);
+    }
+
+    #[test]
+    fn all_servers_have_the_user_the_database_and_the_parameters_of_the_url() {
+        let target = parse("postgres://me:a%2Cb@h1,h2:6001/app?application_name=x&sslmode=disable");
+        for server in &target.servers {
+            assert_eq!(server.options.get_username(), "me");
+            assert_eq!(server.database, "app");
+            assert_eq!(server.options.get_application_name(), Some("x"));
+            assert!(
+                server.options.to_url_lossy().as_str().contains(":a%2Cb@"),
+                "the password is decoded once"
+            );
+        }
+    }
+
+    #[test]
+    fn the_server_that_worked_is_asked_first_and_a_silent_one_last() {
+        let target = parse("postgres://h1,h2,h3/app");
+        let order = || {
+            target
+                .in_order()
+                .iter()
+                .map(|server| server.address.trim_end_matches(":5432").to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(order(), ["h1", "h2", "h3"]);
+        target.prefer(&target.servers[1]);
+        assert_eq!(order(), ["h2", "h3", "h1"]);
+        target.pass_over(&target.servers[0]);
+        assert_eq!(order(), ["h2", "h3", "h1"], "it was not the first");
+        target.pass_over(&target.servers[1]);
+        assert_eq!(order(), ["h3", "h1", "h2"]);
+        target.pass_over(&target.servers[2]);
+        assert_eq!(order(), ["h1", "h2", "h3"]);
     }
 
     #[test]
     fn a_bound_is_never_sent_as_no_bound() {
-        let options = parse("postgres://db/app").options(Bounds { statement: Duration::ZERO, ..BOUNDS });
+        let target = parse("postgres://db/app");
+        let options = target.servers[0].options(Bounds { statement: Duration::ZERO, ..BOUNDS });
         let sent = options.get_options().unwrap();
         assert!(sent.contains("statement_timeout=1 "), "{sent}");
         assert!(sent.contains("lock_timeout=700 "), "{sent}");

@@ -88,8 +88,10 @@ pub(super) async fn read_rows(
         Statement::new(include_str!("inspect.sql"), vec![Value::Texts(accounts), Value::Texts(sessions)]);
     let mut found: Vec<_> = keys.iter().map(|_| None).collect();
     for row in session.fetch(&statement).await? {
-        let item = row::item(session, &row, keys.len())?;
-        found[item] = Some(row);
+        if row::is_there(session, &row)? {
+            let item = row::item(session, &row, keys.len())?;
+            found[item] = Some(row);
+        }
     }
     Ok(found)
 }
@@ -112,8 +114,13 @@ pub(super) async fn list(
         ],
     )
     .planned_anew();
-    let rows = session.fetch(&statement).await?;
-    rows.iter().map(|row| Ok((row::key(session, row)?, row::holder(session, row)?))).collect()
+    let mut found = Vec::new();
+    for row in &session.fetch(&statement).await? {
+        if row::is_there(session, row)? {
+            found.push((row::key(session, row)?, row::holder(session, row)?));
+        }
+    }
+    Ok(found)
 }
 
 pub(super) async fn sweep(session: &mut Session, limit: u32) -> Result<u64, StoreError> {

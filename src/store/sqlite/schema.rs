@@ -125,7 +125,7 @@ async fn apply(transaction: &mut SqliteConnection, migration: &Migration) -> Res
 }
 
 /// The newest version in the file, and the oldest that its schema is compatible with.
-async fn installed(sqlite: &mut SqliteConnection) -> Result<Option<(u32, u32)>, Failure> {
+pub(super) async fn installed(sqlite: &mut SqliteConnection) -> Result<Option<(u32, u32)>, Failure> {
     let newest: Result<Vec<(i64, i64)>, Failure> =
         sqlx::query_as("SELECT version, compatible_from FROM tenure_migration ORDER BY version DESC LIMIT 1")
             .fetch_all(sqlite)

@@ -1,0 +1,262 @@
+//! A chat service on axum: one handler under a lease, and a client that may go and come back.
+//!
+//! ```sh
+//! cargo run --example axum --features serde                                  # on leases.db, in this directory
+//! PORT=8081 cargo run --example axum --features serde -- postgres://user@localhost/db
+//! ```
+//!
+//! Each word of the prompt is a turn of half a second:
+//!
+//! ```sh
+//! url=http://127.0.0.1:8080/sessions/acct-1/chat-9/run
+//! curl -i $url -d 'tell me a story'            # 200 and the reply, two seconds later …
+//! curl -i $url -d 'me too'                     # … and meanwhile, 409: the holder as JSON, and Retry-After
+//! curl -i -m 1 $url -d 'tell me a long story'; # the client gives up after a second; the work goes on …
+//! curl -i $url                                 # … and whoever asks meanwhile gets its reply: 200; else 404
+//! curl -i $url -X DELETE                       # 202: the run is asked to stop; who waits for it gets 410
+//! curl -i ${url%run}turn -d 'a short one'      # the same as a part of the request: it ends with its client
+//! curl -i http://127.0.0.1:8080/ready          # 200; 503 while draining, and when the database is away
+//! ```
+//!
+//! Ctrl-C, or SIGTERM, drains: new runs are refused with 503, those that go on have half a minute, and the rest is
+//! stopped. A second server on the same database (`PORT=8081`) refuses, with 409, what the first one works on.
+
+use std::{
+    collections::HashMap,
+    env,
+    error::Error,
+    net::Ipv4Addr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::{StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use tenure::{
+    AcquireError, EndReason, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey, StopAnswer,
+    StopError, Supervisor,
+};
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+/// How long one turn of the pretended agent takes.
+const TURN: Duration = Duration::from_millis(500);
+/// How long runs may go on when the service is told to leave.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Stands in for an agent.
+async fn agent(ctx: RunContext, prompt: String) -> String {
+    let mut reply = Vec::new();
+    for (turn, word) in prompt.split_whitespace().enumerate() {
+        // Seen by whoever is refused meanwhile.
+        ctx.set_phase(format!("turn {}", turn + 1)).expect("a short text");
+        let thought = ctx.token().run_until_cancelled_owned(sleep(TURN)).await;
+        // Right before each side effect, of which this example has none.
+        if thought.is_none() || !ctx.is_held() {
+            break;
+        }
+        reply.push(word.to_uppercase());
+        ctx.beat();
+    }
+    reply.join(" ")
+}
+
+#[derive(Clone)]
+struct Host {
+    supervisor: Supervisor,
+    works: Works,
+}
+
+/// POST …/run: work that is bound to its run. The client may go; the work goes on.
+async fn start(
+    State(host): State<Host>,
+    Path(key): Path<SessionKey>,
+    prompt: String,
+) -> Result<String, Refusal> {
+    let run = host.supervisor.acquire(&key).max_silence(Duration::from_secs(60)).await?;
+    let work = run.spawn_scope(|ctx| agent(ctx, prompt));
+    host.works.keep(work.clone());
+    Ok(work.attach().await?)
+}
+
+/// GET …/run: attaches to the work that goes on in this process.
+async fn attach(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<String, Refusal> {
+    match host.works.of(&key) {
+        Some(work) => Ok(work.attach().await?),
+        // It may go on elsewhere: the status names the holder. Or it is over: an agent has written down its reply.
+        None => {
+            let status = host.supervisor.inspect(&key).await?;
+            Err(Refusal((StatusCode::NOT_FOUND, Json(status)).into_response()))
+        }
+    }
+}
+
+/// DELETE …/run: asks the run to stop, whichever server it is on; the session is free when its work has ended.
+async fn stop(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<Response, Refusal> {
+    Ok(match host.supervisor.stop(&key).by("its user").await? {
+        StopAnswer::Asked(asked) => (StatusCode::ACCEPTED, Json(asked.holder())).into_response(),
+        StopAnswer::Idle => StatusCode::NOT_FOUND.into_response(),
+    })
+}
+
+/// POST …/turn: work that is a part of its request. A client that goes drops it, and the session is free.
+async fn turn(
+    State(host): State<Host>,
+    Path(key): Path<SessionKey>,
+    prompt: String,
+) -> Result<String, Refusal> {
+    let run = host.supervisor.acquire(&key).await?;
+    Ok(run.scope(async |ctx| agent(ctx, prompt).await).await?)
+}
+
+/// GET /ready: for the load balancer.
+async fn ready(State(host): State<Host>) -> StatusCode {
+    if host.supervisor.is_ready().await { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+/// Every answer but the value.
+struct Refusal(Response);
+
+impl From<AcquireError> for Refusal {
+    fn from(error: AcquireError) -> Self {
+        Self(match error {
+            AcquireError::Busy(busy) => {
+                let retry_after = [(RETRY_AFTER, busy.retry_after().as_secs().to_string())];
+                (StatusCode::CONFLICT, retry_after, Json(busy)).into_response()
+            }
+            // Draining, or no grant; what may have been acquired all the same is being given back.
+            error => unavailable(&error),
+        })
+    }
+}
+
+impl From<ScopeError<String>> for Refusal {
+    fn from(error: ScopeError<String>) -> Self {
+        let status = match error.reason() {
+            EndReason::Stopped { .. } => StatusCode::GONE,
+            EndReason::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
+            EndReason::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+            // Shut down or lost: asked again, another server may take it.
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self((status, Json(error.reason())).into_response())
+    }
+}
+
+impl From<QueryError> for Refusal {
+    fn from(error: QueryError) -> Self {
+        Self(unavailable(&error))
+    }
+}
+
+impl From<StopError> for Refusal {
+    fn from(error: StopError) -> Self {
+        Self(unavailable(&error))
+    }
+}
+
+/// The text names the database: a public service would rather log it.
+fn unavailable(error: &dyn Error) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], error.to_string()).into_response()
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        self.0
+    }
+}
+
+/// What this process works on, by session.
+#[derive(Clone, Default)]
+struct Works(Arc<Mutex<HashMap<SessionKey, ScopeHandle<String>>>>);
+
+impl Works {
+    fn keep(&self, work: ScopeHandle<String>) {
+        let (works, ctx) = (self.clone(), work.context().clone());
+        self.lock().insert(ctx.key().clone(), work.clone());
+        // Once it is in, so that work which has ended already is taken out, too.
+        tokio::spawn(async move {
+            let _ = work.attach().await;
+            let mut works = works.lock();
+            // The session's next run may have taken its place.
+            if works.get(ctx.key()).is_some_and(|kept| kept.context().run_id() == ctx.run_id()) {
+                works.remove(ctx.key());
+            }
+        });
+    }
+
+    fn of(&self, key: &SessionKey) -> Option<ScopeHandle<String>> {
+        self.lock().get(key).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, ScopeHandle<String>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let url = env::args().nth(1).or_else(|| env::var("TENURE_DATABASE_URL").ok());
+    let url = url.unwrap_or_else(|| "sqlite://leases.db".to_owned());
+    let port = env::var("PORT").map_or(Ok(8080), |port| port.parse())?;
+    // Once is enough, but repeating it does no harm. A service would leave it to its deployment.
+    tenure::migrate(&url).await?;
+    let holder = format!("axum {}", std::process::id());
+    let supervisor = Supervisor::builder(url).holder(holder).start().await?;
+
+    let app = Router::new()
+        .route("/sessions/{account}/{session}/run", post(start).get(attach).delete(stop))
+        .route("/sessions/{account}/{session}/turn", post(turn))
+        .route("/ready", get(ready))
+        .with_state(Host { supervisor: supervisor.clone(), works: Works::default() });
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+    println!("listening on http://{}, leases in {}", listener.local_addr()?, supervisor.location());
+    let closed = CancellationToken::new();
+    let server = axum::serve(listener, app).with_graceful_shutdown(closed.clone().cancelled_owned());
+    let server = tokio::spawn(server.into_future());
+
+    told_to_leave().await;
+    println!(
+        "draining: new runs are refused, others may go on for {PATIENCE:?}, or until told to leave again"
+    );
+    // The server answers meanwhile, so that the load balancer sees it is not ready, and clients come back to their runs.
+    tokio::select! {
+        () = supervisor.drain() => {}
+        () = sleep(PATIENCE) => {}
+        () = told_to_leave() => {}
+    }
+    let report = supervisor.shutdown(supervisor.timing().stop_grace()).await;
+    println!(
+        "runs ended by the shutdown: {}; sessions left to expire: {:?}",
+        report.ended.len(),
+        report.left
+    );
+    // Whoever waited for a run has its answer now; nobody else is waited for.
+    closed.cancel();
+    let _ = timeout(Duration::from_secs(5), server).await;
+    Ok(())
+}
+
+/// SIGTERM, or Ctrl-C.
+async fn told_to_leave() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate()).expect("signals can be handled");
+        let mut interrupt = signal(SignalKind::interrupt()).expect("signals can be handled");
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await.expect("signals can be handled");
+}

@@ -1,0 +1,109 @@
+//! Several tool processes under one run, stopped together: none is alive when the session is free again.
+//!
+//! ```sh
+//! cargo run --example tool_calls
+//! ```
+//!
+//! One tool answers, one does what it is told, one ignores SIGTERM, and one has left a process behind that nobody
+//! waits for.
+
+#[cfg(unix)]
+use {
+    std::{error::Error, process::Command, process::Stdio, time::Duration},
+    tenure::{ChildTree, RunContext, SessionKey, Supervisor, process::Outcome},
+    tokio::{
+        io::AsyncReadExt,
+        process::ChildStdout,
+        time::{Instant, sleep},
+    },
+};
+
+/// A tool's name, and the shell script that stands in for it.
+#[cfg(unix)]
+const TOOLS: [(&str, &str); 4] = [
+    ("answer", "sleep 0.3; echo 42"),
+    ("obedient", "exec sleep 600"),
+    ("stubborn", "trap '' TERM; while :; do sleep 600; done"),
+    ("forking", "(sleep 600 &); exec sleep 600"),
+];
+
+#[cfg(unix)]
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let directory = tempfile::tempdir()?;
+    let url = format!("sqlite://{}", directory.path().join("leases.db").display());
+    let supervisor =
+        Supervisor::builder(&url).holder("desktop").stop_grace(Duration::from_secs(1)).start().await?;
+    let key = SessionKey::new("demo", "chat-1")?;
+    let run = supervisor.acquire(&key).await?;
+
+    let mut tools = Vec::new();
+    // The tools belong to the run: the scope returns when each has ended, and all that it has started.
+    let worked = run.scope(async |ctx| call_tools(&ctx, &mut tools).await).await;
+    match &worked {
+        Ok(_) => println!("all tools have answered"),
+        Err(error) => println!("{error}"),
+    }
+    for (name, tool) in &tools {
+        report(name, tool).await;
+    }
+    println!("the session is {:?}", supervisor.inspect(&key).await?.state);
+    supervisor.shutdown(supervisor.timing().stop_grace()).await;
+    Ok(())
+}
+
+/// Starts all tools at once, and waits for them unless somebody stops the run.
+#[cfg(unix)]
+async fn call_tools(
+    ctx: &RunContext,
+    tools: &mut Vec<(&'static str, ChildTree)>,
+) -> Result<String, Box<dyn Error>> {
+    for (name, script) in TOOLS {
+        let tool = ctx.child(Command::new("sh").args(["-c", script]).stdout(Stdio::piped()))?;
+        println!("started  {name:<8}  process {}", tool.pid());
+        tools.push((name, tool));
+    }
+    let mut answer = String::new();
+    let output = tools[0].1.stdout.take().ok_or("no pipe")?;
+    ChildStdout::from_std(output)?.read_to_string(&mut answer).await?;
+    println!("answered {:<8}  {}", tools[0].0, answer.trim());
+
+    ctx.spawn(press_stop(ctx.clone()));
+    tokio::select! {
+        // To return early is enough: what was started is ended by the run.
+        _ = ctx.cancelled() => {}
+        _ = futures::future::join_all(tools.iter().map(|(_, tool)| tool.wait())) => {}
+    }
+    Ok(answer)
+}
+
+#[cfg(unix)]
+async fn press_stop(ctx: RunContext) {
+    sleep(Duration::from_millis(500)).await;
+    println!("somebody presses stop");
+    let pressed = Instant::now();
+    ctx.stop("the button was pressed");
+    ctx.cancelled().await;
+    println!("cancelled within {:.1} ms; the tools have a second", pressed.elapsed().as_secs_f64() * 1e3);
+}
+
+/// What became of a tool, and of each process below it.
+#[cfg(unix)]
+async fn report(name: &str, tool: &ChildTree) {
+    let end = tool.wait().await;
+    let status = end.status.map_or_else(|| "unknown status".to_owned(), |status| status.to_string());
+    println!("ended    {name:<8}  {status}");
+    for process in end.tree.processes() {
+        let how = match process.how {
+            Outcome::Terminated => "ended when it was told to",
+            Outcome::Killed => "HAD TO BE KILLED",
+            _ => "IS STILL ALIVE",
+        };
+        println!("                     {} {}: {how}", process.name, process.pid);
+    }
+}
+
+#[cfg(not(unix))]
+fn main() {
+    println!("process trees need Unix");
+}

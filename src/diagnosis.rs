@@ -1,0 +1,179 @@
+//! How fit a database is to judge leases: what was measured and found, how good that is, and what to change.
+//!
+//! An [`Examination`] disturbs no lease. It writes once in a while, to see how long a commit takes, and leaves nothing
+//! behind; it creates neither a file nor a schema. What it finds is of this moment, and seen from this machine.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use tenure::diagnosis::{Examination, Verdict};
+//!
+//! # async fn example() -> Result<(), tenure::StoreError> {
+//! let diagnosis = Examination::of("postgres://app@db.internal/chat").lasting(Duration::from_secs(3)).run().await?;
+//! for finding in diagnosis.findings.iter().filter(|finding| finding.verdict > Verdict::Fine) {
+//!     println!("{}: {} {}", finding.check, finding.found, finding.advice.as_deref().unwrap_or_default());
+//! }
+//! # Ok(()) }
+//! ```
+
+use std::time::Duration;
+
+use crate::store::{self, StoreError};
+
+mod measure;
+
+#[cfg(feature = "postgres")]
+pub(crate) use measure::millis;
+pub(crate) use measure::{ClockSample, Clocks, Latency};
+
+/// A look at one database, to be taken by [`run`](Self::run).
+#[must_use = "nothing is looked at until it is run"]
+#[derive(Clone)]
+pub struct Examination {
+    url: String,
+    plan: Plan,
+}
+
+/// How long the parts of an examination may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    /// The clocks are watched for this long.
+    pub(crate) lasting: Duration,
+    /// For connecting to one server, and for one statement.
+    pub(crate) patience: Duration,
+}
+
+impl Examination {
+    /// Of the database that a URL names, as for [`Supervisor::builder`](crate::Supervisor::builder).
+    pub fn of(url: impl Into<String>) -> Self {
+        let plan = Plan { lasting: Duration::from_secs(3), patience: Duration::from_secs(5) };
+        Self { url: url.into(), plan }
+    }
+
+    /// For how long the clocks are watched. Default 3 s; the longer, the finer the difference in their rates that
+    /// shows.
+    pub fn lasting(mut self, time: Duration) -> Self {
+        self.plan.lasting = time;
+        self
+    }
+
+    /// How long to wait for one server to be connected, and for each answer. Default 5 s.
+    pub fn patience(mut self, time: Duration) -> Self {
+        self.plan.patience = time;
+        self
+    }
+
+    /// Looks, on the current tokio runtime.
+    ///
+    /// # Errors
+    /// [`StoreError`] when there is nothing to look at: no server can be reached, or the URL is no database's. All
+    /// else is a [`Finding`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves nothing behind.
+    pub async fn run(self) -> Result<Diagnosis, StoreError> {
+        // Refuses what no backend knows.
+        let location = store::open(&self.url)?.location().to_owned();
+        let findings = match &self.url {
+            #[cfg(feature = "sqlite")]
+            file if file.to_ascii_lowercase().starts_with("sqlite:") => {
+                store::SqliteStore::new(file)?.examine(self.plan).await?
+            }
+            #[cfg(feature = "postgres")]
+            servers => store::PostgresStore::new(servers)?.examine(self.plan).await?,
+            #[cfg(not(feature = "postgres"))]
+            _ => Vec::new(),
+        };
+        Ok(Diagnosis { location, findings })
+    }
+}
+
+/// Only the lengths: the URL may carry a password.
+impl std::fmt::Debug for Examination {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Examination").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+/// All that was found.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Diagnosis {
+    /// Where the database is, for people: without credentials.
+    pub location: String,
+    /// In the order in which they should be read.
+    pub findings: Vec<Finding>,
+}
+
+impl Diagnosis {
+    /// The worst of the findings.
+    pub fn verdict(&self) -> Verdict {
+        self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine)
+    }
+
+    /// What an attempt to hold a lease would meet, if any finding is a [`Verdict::Failure`].
+    pub fn failure(&self) -> Option<&StoreError> {
+        self.findings.iter().find_map(|finding| finding.failure.as_ref())
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// What was looked at: a word for programs, the same in every release.
+    pub check: &'static str,
+    /// How good it is.
+    pub verdict: Verdict,
+    /// What was found, for people.
+    pub found: String,
+    /// What to change, and why; `None` when it is fine.
+    pub advice: Option<String>,
+    /// The numbers in it, by name. The name ends in the unit: `_ms`, `_ppm`, `_bytes`; none is a count or a ratio.
+    pub measured: Vec<(&'static str, f64)>,
+    failure: Option<StoreError>,
+}
+
+/// How good a finding is; a greater one is worse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Verdict {
+    /// As it should be.
+    Fine,
+    /// Leases can be held, with a risk or a cost that is better avoided.
+    Warning,
+    /// As things are, no lease can be held.
+    Failure,
+}
+
+impl Finding {
+    pub(crate) fn fine(check: &'static str, found: impl Into<String>) -> Self {
+        let found = found.into();
+        Self { check, verdict: Verdict::Fine, found, advice: None, measured: Vec::new(), failure: None }
+    }
+
+    pub(crate) fn warning(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        let advice = Some(advice.into());
+        Self { verdict: Verdict::Warning, advice, ..Self::fine(check, found) }
+    }
+
+    /// The error says what was found, and the remedy.
+    pub(crate) fn failure(check: &'static str, error: StoreError) -> Self {
+        let found = error.to_string();
+        Self { verdict: Verdict::Failure, failure: Some(error), ..Self::fine(check, found) }
+    }
+
+    /// Rows that a sweep would remove.
+    pub(crate) fn long_expired(rows: i64) -> Self {
+        let found = format!("{rows} rows that expired more than an hour ago");
+        let finding = if rows > 10_000 {
+            Self::warning("sweep", found, "they do no harm but take room: run `tenure sweep` now and then")
+        } else {
+            Self::fine("sweep", found)
+        };
+        finding.measuring([("long_expired", rows as f64)])
+    }
+
+    pub(crate) fn measuring(mut self, measured: impl IntoIterator<Item = (&'static str, f64)>) -> Self {
+        self.measured.extend(measured);
+        self
+    }
+}

@@ -1,0 +1,143 @@
+//! Opening a connection to the server that takes writes, among those that the URL names.
+//!
+//! A primary that was demoted still accepts connections and answers reads. So each new connection first asks its
+//! server whether it takes writes.
+
+use std::time::Duration;
+
+use sqlx::ConnectOptions as _;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    fault, schema,
+    statement::{Session, Statement, Value},
+    target::{Server, Target},
+};
+use crate::store::{Bounds, StoreError};
+
+/// A connection to a server that takes writes and has a schema that this release can work with.
+pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
+    search(target, bounds, |server| visit(server, bounds, Purpose::Work)).await
+}
+
+/// A connection to a server that may have no schema yet.
+pub(super) async fn to_migrate(target: &Target) -> Result<Session, StoreError> {
+    search(target, schema::BOUNDS, |server| visit(server, schema::BOUNDS, Purpose::Migrate)).await
+}
+
+#[derive(Clone, Copy)]
+enum Purpose {
+    Work,
+    Migrate,
+}
+
+/// Visits one server after the other, until one will do. What one server refuses for certain (a password, say), another may grant: the
+/// refused one may have been fenced off after a failover.
+pub(super) async fn search<'a, T, V>(
+    target: &'a Target,
+    bounds: Bounds,
+    visit: impl Fn(&'a Server) -> V,
+) -> Result<T, StoreError>
+where
+    V: Future<Output = Result<T, StoreError>>,
+{
+    let servers = target.in_order();
+    if let [only] = servers[..] {
+        // Whoever asks bounds the whole.
+        return visit(only).await;
+    }
+    let until = Instant::now() + time_to_connect(bounds);
+    let mut refusals = Vec::new();
+    for (left, server) in (1..=servers.len() as u32).rev().zip(servers) {
+        let share = until.saturating_duration_since(Instant::now()) / left;
+        match timeout(share, visit(server)).await {
+            Ok(Ok(found)) => {
+                target.prefer(server);
+                return Ok(found);
+            }
+            Ok(Err(refusal)) => refusals.push((server, refusal)),
+            Err(_elapsed) => {
+                target.pass_over(server);
+                refusals.push((server, silent(server, share)));
+            }
+        }
+    }
+    Err(nobody(target, &refusals))
+}
+
+/// Of the time that a statement may take, the last quarter is left to the statement itself.
+fn time_to_connect(bounds: Bounds) -> Duration {
+    (bounds.statement * 3 / 4).min(Duration::from_secs(10))
+}
+
+async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Session, StoreError> {
+    let connection =
+        server.options(bounds).connect().await.map_err(|error| fault::on_connect(error, server))?;
+    let mut session = Session::new(connection, server);
+    match purpose {
+        Purpose::Work => check(&mut session).await?,
+        Purpose::Migrate => check_writable(&mut session).await?,
+    }
+    Ok(session)
+}
+
+/// One round trip: whether the server takes writes, and whether its schema fits.
+pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
+    let keeps_settings = !session.is_pooled();
+    let probe = Statement::new(include_str!("probe.sql"), vec![Value::Flag(keeps_settings)]);
+    let row = session.fetch_one(&probe).await?;
+    if session.read(&row, "read_only")? {
+        return Err(session.read_only());
+    }
+    let newest = match session.read::<Option<i32>>(&row, "version")? {
+        Some(version) => Some((version, session.read(&row, "compatible_from")?)),
+        None => None,
+    };
+    schema::check(newest, session.location())
+}
+
+/// For a server whose schema may not be there.
+async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
+    let probe =
+        "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
+    let row = session.fetch_one(&Statement::new(probe, Vec::new())).await?;
+    match session.read(&row, "read_only")? {
+        true => Err(session.read_only()),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn silent(server: &Server, share: Duration) -> StoreError {
+    StoreError::Unavailable {
+        location: server.location.to_string(),
+        detail: format!("no answer within {share:?}"),
+    }
+}
+
+/// Why none of the servers will do. What is wrong with the schema is so on all of them. Otherwise it is certain only
+/// if every server has refused for certain.
+pub(super) fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> StoreError {
+    let is_of_the_schema = |error: &StoreError| {
+        matches!(error, StoreError::SchemaMissing { .. } | StoreError::SchemaTooNew { .. })
+    };
+    let errors = || refusals.iter().map(|(_, error)| error);
+    if let Some(error) = errors().find(|error| is_of_the_schema(error)) {
+        return error.clone();
+    }
+    if let (Some(first), true) = (errors().next(), errors().all(|error| !error.is_transient())) {
+        return first.clone();
+    }
+    let told = refusals.iter().map(|(server, error)| told(server, error));
+    StoreError::Unavailable {
+        location: target.location.to_string(),
+        detail: told.collect::<Vec<_>>().join("; "),
+    }
+}
+
+/// An error of one server, among others'.
+pub(super) fn told(server: &Server, error: &StoreError) -> String {
+    match error {
+        StoreError::Unavailable { detail, .. } => format!("{}: {detail}", server.address),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,229 @@
+//! Looking at PostgreSQL servers: what `tenure doctor` shows.
+//!
+//! The sessions here set nothing for themselves: what they see is what holds for the role and the database. All
+//! statements are sent as text, so that it does not matter whether there is a PgBouncer in between.
+
+use std::{future::Future, time::Duration};
+
+use sqlx::{
+    ConnectOptions as _, Decode, Executor as _, PgConnection, Postgres, Row as _, Type, postgres::PgRow,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    connect, fault, schema,
+    target::{Server, Target},
+};
+use crate::{
+    clock::{Clock as _, SystemClock},
+    diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
+    store::{Bounds, StoreError},
+};
+
+mod judge;
+
+/// All findings about the server that leases would be asked of, and what the others are.
+pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+    let (mut visits, mut refusals) = (Vec::new(), Vec::new());
+    for server in target.in_order() {
+        match Visit::begin(server, plan).await {
+            Ok(visit) => visits.push(visit),
+            Err(refusal) => refusals.push((server, refusal)),
+        }
+    }
+    let mut findings = judge::servers(target, &visits, &refusals);
+    // A standby tells something, too, if there is nothing better.
+    let chosen = visits.iter().position(|visit| visit.takes_writes).unwrap_or(0);
+    if visits.is_empty() {
+        return Err(connect::nobody(target, &refusals));
+    }
+    let mut visit = visits.swap_remove(chosen);
+    let has_schema = examine_schema(&mut visit, &mut findings).await;
+    let clocks = measure(&mut visit, plan, &mut findings).await?;
+    for other in &mut visits {
+        let theirs = watch_clocks(other, ENOUGH_FOR_AN_OFFSET).await.ok();
+        let theirs = theirs.and_then(|samples| Clocks::of(&samples));
+        findings
+            .extend(clocks.zip(theirs).and_then(|(ours, theirs)| judge::clocks_apart(other, ours, theirs)));
+    }
+    let settings = visit.row(include_str!("examine/settings.sql")).await?;
+    findings.extend(judge::settings(&visit, &settings, target)?);
+    findings.push(examine_pooler(&mut visit, plan).await?);
+    if has_schema {
+        let table = visit.row(include_str!("examine/table.sql")).await?;
+        findings.extend(judge::table(&visit, &table)?);
+    }
+    visit.end().await;
+    Ok(findings)
+}
+
+/// Whether there is one, and the rights that its use needs.
+async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> bool {
+    let newest = schema::newest(&mut visit.connection).await;
+    let newest = newest.map_err(|error| fault::on_statement(error, visit.location(), fault::GRANTS));
+    if let Err(error) = newest.and_then(|newest| {
+        schema::check(newest, visit.location())?;
+        findings.extend(newest.map(judge::schema));
+        Ok(())
+    }) {
+        findings.push(Finding::failure("schema", error));
+        return false;
+    }
+    let sufficient = visit.row(include_str!("examine/rights.sql")).await;
+    let missing = match sufficient.and_then(|row| visit.read(&row, "sufficient")) {
+        Ok(true) => {
+            findings.push(Finding::fine("rights", "all that leases need"));
+            return true;
+        }
+        Ok(false) => StoreError::PermissionDenied {
+            location: visit.location().to_owned(),
+            detail: format!("something is not granted; {}", fault::GRANTS),
+        },
+        Err(error) => error,
+    };
+    findings.push(Finding::failure("rights", missing));
+    false
+}
+
+/// How long a round trip and a commit take, and how the clocks go.
+async fn measure(
+    visit: &mut Visit<'_>,
+    plan: Plan,
+    findings: &mut Vec<Finding>,
+) -> Result<Option<Clocks>, StoreError> {
+    let samples = watch_clocks(visit, plan.lasting).await?;
+    let round_trips = samples.iter().map(ClockSample::round_trip).collect();
+    findings.extend(Latency::of(round_trips).map(|trips| trips.finding("round_trip", "the network between")));
+    if visit.takes_writes {
+        findings.push(measure_commits(visit).await);
+    }
+    let clocks = Clocks::of(&samples);
+    findings.extend(clocks.map(|clocks| clocks.finding()));
+    Ok(clocks)
+}
+
+async fn watch_clocks(visit: &mut Visit<'_>, lasting: Duration) -> Result<Vec<ClockSample>, StoreError> {
+    const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS clock";
+    // The first answer may have had to wait for a session of its own.
+    visit.row(CLOCK).await?;
+    let (until, mut samples) = (Instant::now() + lasting, Vec::new());
+    loop {
+        let sent = SystemClock.reading();
+        let row = visit.row(CLOCK).await?;
+        samples.push(ClockSample::ending_now(sent, visit.read(&row, "clock")?, TICK));
+        if Instant::now() >= until && samples.len() >= LEAST_SAMPLES {
+            return Ok(samples);
+        }
+        sleep(lasting / 50).await;
+    }
+}
+
+/// What a standby is asked, whose rate is not what matters.
+const ENOUGH_FOR_AN_OFFSET: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_micros(1);
+const LEAST_SAMPLES: usize = 10;
+const COMMITS: usize = 10;
+
+/// A message in the write-ahead log: a commit with a flush, and with whatever a commit waits for besides, that touches
+/// no table. Where tenure's own sessions would turn synchronous_commit on, this does.
+async fn measure_commits(visit: &mut Visit<'_>) -> Finding {
+    const COMMIT: &str = "SELECT \
+        set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'off' \
+            THEN 'on' ELSE current_setting('synchronous_commit') END, true), \
+        pg_logical_emit_message(true, 'tenure', '')";
+    let mut taken = Vec::new();
+    for _ in 0..COMMITS {
+        let sent = SystemClock.now();
+        if let Err(error) = visit.row(COMMIT).await {
+            let advice = "look at the server's log, at its disk, and whether its synchronous standbys are there: a \
+                          grant and a renewal wait for the same things";
+            return Finding::warning("commit", error.to_string(), advice);
+        }
+        taken.push(SystemClock.now().saturating_since(sent));
+    }
+    let latency = Latency::of(taken).expect("there were some");
+    latency.finding("commit", "the server's disk and its synchronous standbys")
+}
+
+/// Two open connections never have the same server session, unless somebody in between hands them out; and a setting
+/// that was sent at connection is there, unless somebody has dropped it.
+async fn examine_pooler(visit: &mut Visit<'_>, plan: Plan) -> Result<Finding, StoreError> {
+    const SESSION: &str = "SELECT pg_backend_pid() AS pid, \
+        (SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout";
+    const ODD: Duration = Duration::from_millis(59_321);
+    let bounds = Bounds { statement: ODD, lock: ODD };
+    let mut second = Visit::open(visit.server, visit.server.options(bounds), plan).await?;
+    let (mut shared, mut kept) = (false, true);
+    for _ in 0..3 {
+        let (one, other) = (visit.row(SESSION).await?, second.row(SESSION).await?);
+        shared |= visit.read::<i32>(&one, "pid")? == second.read::<i32>(&other, "pid")?;
+        kept &= u128::try_from(second.read::<i64>(&other, "statement_timeout")?) == Ok(ODD.as_millis());
+    }
+    second.end().await;
+    Ok(judge::pooler(visit.server.pooled, shared, kept))
+}
+
+/// A connection to one server.
+struct Visit<'a> {
+    server: &'a Server,
+    connection: PgConnection,
+    patience: Duration,
+    version: String,
+    takes_writes: bool,
+}
+
+impl<'a> Visit<'a> {
+    /// Asks the server at once what it is.
+    async fn begin(server: &'a Server, plan: Plan) -> Result<Self, StoreError> {
+        let mut visit = Self::open(server, server.plain_options(), plan).await?;
+        let row = visit
+            .row(
+                "SELECT current_setting('server_version') AS version, \
+                 NOT (pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean) AS takes_writes",
+            )
+            .await?;
+        visit.version = visit.read(&row, "version")?;
+        visit.takes_writes = visit.read(&row, "takes_writes")?;
+        Ok(visit)
+    }
+
+    async fn open(
+        server: &'a Server,
+        options: sqlx::postgres::PgConnectOptions,
+        plan: Plan,
+    ) -> Result<Self, StoreError> {
+        let patience = plan.patience;
+        let connection = timeout(patience, options.connect()).await;
+        let connection = connection.map_err(|_elapsed| connect::silent(server, patience))?;
+        let connection = connection.map_err(|error| fault::on_connect(error, server))?;
+        Ok(Self { server, connection, patience, version: String::new(), takes_writes: false })
+    }
+
+    fn location(&self) -> &'a str {
+        &self.server.location
+    }
+
+    /// The one row that a statement answers.
+    async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
+        let patience = self.patience;
+        let answer = timeout(patience, self.connection.fetch_one(sqlx::raw_sql(sql))).await;
+        let answer = answer.map_err(|_elapsed| connect::silent(self.server, patience))?;
+        answer.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS))
+    }
+
+    fn read<'r, T>(&self, row: &'r PgRow, column: &'static str) -> Result<T, StoreError>
+    where
+        T: Decode<'r, Postgres> + Type<Postgres>,
+    {
+        row.try_get(column).map_err(|error| StoreError::Unavailable {
+            location: self.location().to_owned(),
+            detail: error.to_string(),
+        })
+    }
+
+    fn end(self) -> impl Future<Output = ()> + Send {
+        // The server notices a connection that merely ends, too.
+        let goodbye = timeout(self.patience, sqlx::Connection::close(self.connection));
+        async move { drop(goodbye.await) }
+    }
+}
