@@ -322,6 +322,25 @@ mod over_a_network {
         assert!(holder.is_held("another").await);
     }
 
+    /// It is alive, and nobody can ask it for anything any more.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_listener_leaves_a_server_that_takes_no_writes() {
+        let server = Server::start();
+        let backend = PostgresBackend::start(&server, "").await;
+        let mut holder = Device::start(&backend.url(), "holder", 10 * TTL).await;
+        holder.granted("chat").await;
+        until_listening(backend.database(), |_| true).await;
+        server.make_read_only().await;
+        let left = async {
+            while !listeners(backend.database()).await.is_empty() {
+                background::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(AT_LAST, left).await.expect("it is asked now and then");
+        server.make_writable().await;
+        until_listening(backend.database(), |_| true).await;
+    }
+
     /// NOTIFY takes a lock of the whole database.
     #[tokio::test]
     async fn a_hint_is_sent_where_somebody_listens_and_nowhere_else() {

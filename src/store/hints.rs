@@ -27,7 +27,8 @@ pub trait Listener: Send {
     /// Dropping the future loses no hint.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>>;
 
-    /// Asks the server for a sign of life: a connection may die in silence.
+    /// Asks the server for a sign of life, and whether it is still the one that takes the requests: a connection may die
+    /// in silence, and a server be demoted.
     ///
     /// # Errors
     /// As [`next`](Self::next). No answer is none either: the caller bounds its wait, and drops the listener.
