@@ -104,7 +104,7 @@ pub(crate) fn nasty(scene: &Scene, url: &str, options: &[&str]) -> Running {
     run
 }
 
-const OPTIONS: [&str; 4] = ["--ttl", "3s", "--stop-grace", "300ms"];
+const OPTIONS: [&str; 4] = ["--ttl", "8s", "--stop-grace", "300ms"];
 
 async fn after_a_stop_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
@@ -148,7 +148,7 @@ async fn after_sigkill_of_the_command_nothing_is_alive_when_another_can_acquire(
 async fn while_the_command_is_frozen_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     // Patient with CMD, which the lease is not.
-    let mut run = nasty(&scene, &url, &["--ttl", "3s", "--stop-grace", "10m"]);
+    let mut run = nasty(&scene, &url, &["--ttl", "8s", "--stop-grace", "10m"]);
     let contender = Contender::start(&url, scene.pids());
     process_table::freeze(run.pid());
     contender.assert_nothing_was_alive();

@@ -177,7 +177,7 @@ async fn quiet_says_nothing(backend: impl Reachable) {
 async fn text_is_one_line_an_event_and_shows_control_characters_escaped(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let evil = "a\u{1b}[31m\r\nb\u{7f}\u{9b}c";
-    let mut command = scene.tenure(["--database", &url, "run", "-a", ACCOUNT, "-s", evil, "--ttl", "3s"]);
+    let mut command = scene.tenure(["--database", &url, "run", "-a", ACCOUNT, "-s", evil, "--ttl", "10s"]);
     command.args(["--holder", evil, "--", "sh", "-c", ": > $dir/ready; sleep 6000"]);
     let run = Running::start(command);
     scene.wait_for("ready");

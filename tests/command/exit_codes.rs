@@ -68,7 +68,7 @@ async fn a_program_that_cannot_run_is_126_and_nothing_stays_held(backend: impl R
 async fn a_lost_lease_is_76_and_cmd_is_gone(backend: impl Reachable) {
     let scene = Scene::new();
     let script = "echo $$ > $pids; ready; sleep 6000";
-    let mut run = scene.run(&backend.url(), "chat", &["--ttl", "3s"], script);
+    let mut run = scene.run(&backend.url(), "chat", &["--ttl", "10s"], script);
     scene.wait_for("ready");
     backend.set_remaining(&key("chat"), 0).await;
     let stopping = run.event("stopping");
@@ -84,7 +84,7 @@ async fn a_lost_lease_is_76_and_cmd_is_gone(backend: impl Reachable) {
 async fn a_stop_from_elsewhere_is_77_and_says_by_whom(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let script = "trap 'echo told > $dir/told; exit 0' TERM; ready; while :; do sleep 0.01; done";
-    let mut run = scene.run(&url, "chat", &["--ttl", "3s", "--stop-grace", "10m"], script);
+    let mut run = scene.run(&url, "chat", &["--ttl", "10s", "--stop-grace", "10m"], script);
     scene.wait_for("ready");
     backend.request_stop(&key("chat"), "alice", "enough").await;
     let stopping = run.event("stopping");
@@ -101,7 +101,7 @@ async fn a_stop_from_elsewhere_is_77_and_says_by_whom(backend: impl Reachable) {
 async fn a_stop_from_elsewhere_that_a_loss_overtakes_is_77_still(backend: impl Reachable) {
     let scene = Scene::new();
     let script = "trap '' TERM; echo $$ > $pids; ready; while :; do sleep 0.01; done";
-    let mut run = scene.run(&backend.url(), "chat", &["--ttl", "3s", "--stop-grace", "10m"], script);
+    let mut run = scene.run(&backend.url(), "chat", &["--ttl", "10s", "--stop-grace", "10m"], script);
     scene.wait_for("ready");
     backend.request_stop(&key("chat"), "alice", "enough").await;
     run.event("stopping");
@@ -118,7 +118,7 @@ async fn a_stop_from_elsewhere_that_a_loss_overtakes_is_77_still(backend: impl R
 async fn a_stop_from_elsewhere_stays_77_when_the_command_is_told_to_end_too(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let script = "trap '' TERM; ready; while :; do sleep 0.01; done";
-    let mut run = scene.run(&url, "chat", &["--ttl", "3s", "--stop-grace", "10m"], script);
+    let mut run = scene.run(&url, "chat", &["--ttl", "10s", "--stop-grace", "10m"], script);
     scene.wait_for("ready");
     backend.request_stop(&key("chat"), "alice", "enough").await;
     run.event("stopping");
@@ -133,8 +133,8 @@ async fn a_stop_from_elsewhere_stays_77_when_the_command_is_told_to_end_too(back
 
 async fn a_grace_longer_than_the_lease_is_granted_while_renewals_go_on(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
-    let script = "trap 'sleep 3; : > $dir/cleaned; exit 0' TERM; ready; while :; do sleep 0.01; done";
-    let run = scene.run(&url, "chat", &["--ttl", "2s", "--stop-grace", "10m"], script);
+    let script = "trap 'sleep 5; : > $dir/cleaned; exit 0' TERM; ready; while :; do sleep 0.01; done";
+    let run = scene.run(&url, "chat", &["--ttl", "4s", "--stop-grace", "10m"], script);
     scene.wait_for("ready");
     run.signal(Signal::TERM);
     let done = run.finish();

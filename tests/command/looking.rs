@@ -68,7 +68,7 @@ async fn a_session_that_nobody_holds_is_idle_and_code_1(backend: impl Reachable)
 async fn a_held_session_shows_every_field(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let script = "$TENURE phase 'waiting for approval'; ready; sleep 6000";
-    let mut run = scene.run(&url, "chat", &["--ttl", "3s"], script);
+    let mut run = scene.run(&url, "chat", &["--ttl", "10s"], script);
     let acquired = run.event("acquired");
     scene.wait_for("ready");
     let mut seen = Value::Null;
@@ -84,7 +84,7 @@ async fn a_held_session_shows_every_field(backend: impl Reachable) {
     assert_eq!(seen["acquired_at"], acquired["at"]);
     assert_recent(instant(&seen["acquired_at"]));
     assert!(instant(&seen["expires_at"]) > instant(&seen["acquired_at"]));
-    assert!(seen["expires_in_ms"].as_u64().is_some_and(|left| left <= 3_000), "{seen}");
+    assert!(seen["expires_in_ms"].as_u64().is_some_and(|left| left <= 10_000), "{seen}");
     assert_eq!((&seen["stop_requested"], &seen["waiting"]), (&Value::Null, &0.into()));
     let list = scene.output(["--database", &url, "--json", "list"]).json();
     assert_eq!((names(&list[0]), &list[0]["run_id"]), (FIELDS.to_vec(), &seen["run_id"]));
@@ -101,7 +101,7 @@ async fn a_held_session_shows_every_field(backend: impl Reachable) {
 async fn a_session_that_is_stopping_says_who_asked_and_why(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let script = "trap '' TERM; ready; while :; do sleep 0.01; done";
-    let mut run = scene.run(&url, "chat", &["--ttl", "3s", "--stop-grace", "10m"], script);
+    let mut run = scene.run(&url, "chat", &["--ttl", "10s", "--stop-grace", "10m"], script);
     scene.wait_for("ready");
     backend.request_stop(&key("chat"), "alice", "enough").await;
     run.event("stopping");
@@ -125,7 +125,7 @@ async fn a_session_that_is_stopping_says_who_asked_and_why(backend: impl Reachab
 async fn a_run_that_does_not_end_is_shown_as_stuck_and_keeps_its_session(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let script = "echo $$ > $pids; ready; sleep 6000";
-    let mut run = scene.run(&url, "chat", &["--ttl", "3s", "--stop-grace", "100ms"], script);
+    let mut run = scene.run(&url, "chat", &["--ttl", "10s", "--stop-grace", "100ms"], script);
     scene.wait_for("ready");
     // Nobody is there to end CMD: the longest of all ways to take too long.
     let guardian = run.guardian();

@@ -88,7 +88,7 @@ async fn a_server_that_is_restarted_costs_no_run() {
 async fn nothing_is_alive_when_another_can_acquire_from_a_server_that_stood_still() {
     let server = Server::start();
     let (scene, backend) = (Scene::new(), PostgresBackend::start(&server, "").await);
-    let mut run = nasty(&scene, &backend.url(), &["--ttl", "2s", "--stop-grace", "10m"]);
+    let mut run = nasty(&scene, &backend.url(), &["--ttl", "8s", "--stop-grace", "10m"]);
     let contender = Contender::start(&backend.url(), scene.pids());
     let frozen = server.freeze();
     let stopping = run.event("stopping");
@@ -104,7 +104,7 @@ async fn nothing_is_alive_when_another_can_acquire_behind_a_network_that_is_sile
     let (scene, backend) = (Scene::new(), PostgresBackend::start(Server::shared(), "").await);
     let proxy = Proxy::start(Server::shared().address());
     let url = proxy.url_for(backend.database());
-    let mut run = nasty(&scene, &url, &["--ttl", "3s", "--stop-grace", "10m"]);
+    let mut run = nasty(&scene, &url, &["--ttl", "8s", "--stop-grace", "10m"]);
     let contender = Contender::start(&backend.url(), scene.pids());
     proxy.swallow();
     contender.assert_nothing_was_alive();
@@ -116,7 +116,7 @@ async fn nothing_is_alive_when_another_can_acquire_behind_a_network_that_is_sile
 async fn nothing_is_alive_when_another_can_acquire_though_command_and_server_stood_still() {
     let server = Server::start();
     let (scene, backend) = (Scene::new(), PostgresBackend::start(&server, "").await);
-    let mut run = nasty(&scene, &backend.url(), &["--ttl", "2s", "--stop-grace", "10m"]);
+    let mut run = nasty(&scene, &backend.url(), &["--ttl", "8s", "--stop-grace", "10m"]);
     let contender = Contender::start(&backend.url(), scene.pids());
     let frozen = server.freeze();
     process_table::freeze(run.pid());
@@ -164,7 +164,7 @@ async fn a_full_stderr_that_nobody_reads_costs_no_lease() {
         let (reader, writer) = full_pipe();
         let script = "exec 2> /dev/null; : > $dir/ready; read line; exit 7";
         let mut command = scene.tenure(["--database", &backend.url()]);
-        command.args(verbosity).args(["run", "-a", "acct", "-s", "chat", "--ttl", "1s"]);
+        command.args(verbosity).args(["run", "-a", "acct", "-s", "chat", "--ttl", "3s"]);
         command.args(["--", "sh", "-c", script]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(writer);
         let mut child = command.spawn().unwrap();
@@ -172,7 +172,7 @@ async fn a_full_stderr_that_nobody_reads_costs_no_lease() {
         scene.wait_for("ready");
         let run_id = scene.status(&backend.url(), "chat").1["run_id"].clone();
         // Three leases long.
-        background::sleep(Duration::from_secs(3)).await;
+        background::sleep(Duration::from_secs(9)).await;
         let (code, status) = scene.status(&backend.url(), "chat");
         assert_eq!((code, &status["run_id"]), (0, &run_id), "{verbosity:?}: {status}");
         child.stdin.take().unwrap().write_all(b"\n").unwrap();

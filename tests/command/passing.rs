@@ -30,7 +30,7 @@ fn ten_megabytes_on_both_outputs_at_once_pass_byte_for_byte_to_a_slow_reader() {
     let bytes = binary(&scene, "blob");
     let script = "cat $dir/blob & cat $dir/blob >&2; wait";
     let mut command =
-        scene.tenure(["run", "-s", "chat", "--ttl", "2s", "--events", "events", "--", "sh", "-c", script]);
+        scene.tenure(["run", "-s", "chat", "--ttl", "6s", "--events", "events", "--", "sh", "-c", script]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let slow = |mut pipe: Box<dyn std::io::Read + Send>| {
         std::thread::spawn(move || {
@@ -57,14 +57,14 @@ fn ten_megabytes_of_input_pass_byte_for_byte_to_a_slow_reader() {
     let scene = Scene::new();
     let bytes = binary(&scene, "blob");
     let script = "dd bs=100000 of=$dir/copy 2> /dev/null";
-    let mut command = scene.tenure(["run", "-s", "chat", "--ttl", "2s", "--", "sh", "-c", script]);
+    let mut command = scene.tenure(["run", "-s", "chat", "--ttl", "6s", "--", "sh", "-c", script]);
     command.stdin(File::open(scene.path("blob")).unwrap());
     assert_eq!(Running::start(command).exit(), 0);
     assert!(fs::read(scene.path("copy")).unwrap() == bytes);
 
     let script = "while dd bs=200000 count=1 iflag=fullblock 2> /dev/null | tee -a $dir/piped | grep -c '' \
                   > $dir/count; [ $(cat $dir/count) != 0 ]; do sleep 0.01; done";
-    let mut command = scene.tenure(["run", "-s", "chat", "--ttl", "2s", "--", "sh", "-c", script]);
+    let mut command = scene.tenure(["run", "-s", "chat", "--ttl", "6s", "--", "sh", "-c", script]);
     command.stdin(Stdio::piped());
     let mut run = Running::start(command);
     run.write(&bytes);

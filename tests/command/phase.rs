@@ -22,7 +22,7 @@ on_every_backend! {
 /// Runs a script, and goes on with it step by step: `step` waits for the next.
 fn stepped(scene: &Scene, url: &str, script: &str) -> Running {
     let script = format!("step() {{ echo $1 > $dir/step; read line; }}; {script}");
-    let mut command = scene.run_command(url, "chat", &["--ttl", "2s"], &script);
+    let mut command = scene.run_command(url, "chat", &["--ttl", "6s"], &script);
     command.stdin(Stdio::piped());
     Running::start(command)
 }

@@ -40,7 +40,7 @@ async fn a_password_is_neither_printed_nor_seen_by_cmd() {
         } else {
             command.env("TENURE_DATABASE_URL", &url);
         }
-        command.args(["run", "-a", ACCOUNT, "-s", "chat", "--ttl", "2s", "--", "sh", "-c", script]);
+        command.args(["run", "-a", ACCOUNT, "-s", "chat", "--ttl", "6s", "--", "sh", "-c", script]);
         let run = Running::start(command);
         scene.wait_for("ready");
         for pid in process_table::family(run.guardian()) {

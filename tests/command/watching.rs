@@ -22,13 +22,13 @@ async fn every_change_is_a_line_and_a_renewal_is_none(backend: impl Reachable) {
 
     let script =
         "trap '' TERM; ready; until [ -e $dir/said ]; do sleep 0.01; done; $TENURE phase tidying; sleep 6000";
-    let mut run = scene.run(&url, "chat", &["--ttl", "3s", "--stop-grace", "10m"], script);
+    let mut run = scene.run(&url, "chat", &["--ttl", "6s", "--stop-grace", "10m"], script);
     let acquired = run.event("acquired");
     let running = watch.line("running", |line| line["state"] != "unknown");
     assert_eq!((names(&running), &running["state"]), (FIELDS.to_vec(), &"running".into()));
     assert_eq!(running["run_id"], acquired["run_id"]);
     // Renewals come meanwhile; the next line is one of the phase.
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    std::thread::sleep(std::time::Duration::from_secs(3));
     std::fs::write(scene.path("said"), "").unwrap();
     let tidying = watch.line("a phase", |line| line["state"] != "unknown");
     assert_eq!((&tidying["phase"], &tidying["state"]), (&"tidying".into(), &"running".into()));
