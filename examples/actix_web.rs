@@ -72,8 +72,7 @@ struct Host {
 /// POST …/run: work that is bound to its run. The client may go; the work goes on.
 async fn start(host: Data<Host>, key: Path<SessionKey>, prompt: String) -> Result<String, Refusal> {
     let run = host.supervisor.acquire(&key).max_silence(Duration::from_secs(60)).await?;
-    let work = run.spawn_scope(|ctx| agent(ctx, prompt));
-    host.works.keep(work.clone());
+    let work = host.works.keep(|| run.spawn_scope(|ctx| agent(ctx, prompt)));
     Ok(work.attach().await?)
 }
 
@@ -157,18 +156,23 @@ impl ResponseError for Refusal {
 struct Works(Arc<Mutex<HashMap<SessionKey, ScopeHandle<String>>>>);
 
 impl Works {
-    fn keep(&self, work: ScopeHandle<String>) {
-        let (works, ctx) = (self.clone(), work.context().clone());
-        self.lock().insert(ctx.key().clone(), work.clone());
-        // Once it is in, so that work which has ended already is taken out, too.
-        tokio::spawn(async move {
-            let _ = work.attach().await;
-            let mut works = works.lock();
-            // The session's next run may have taken its place.
-            if works.get(ctx.key()).is_some_and(|kept| kept.context().run_id() == ctx.run_id()) {
-                works.remove(ctx.key());
-            }
-        });
+    /// Starts work, and keeps its handle until it has ended.
+    fn keep(&self, start: impl FnOnce() -> ScopeHandle<String>) -> ScopeHandle<String> {
+        let mut kept = self.lock();
+        // Under the lock, so that the session's next run can only come after this one.
+        let work = start();
+        kept.insert(work.context().key().clone(), work.clone());
+        tokio::spawn(self.clone().forget(work.clone()));
+        work
+    }
+
+    async fn forget(self, work: ScopeHandle<String>) {
+        let _ = work.attach().await;
+        let (ctx, mut kept) = (work.context(), self.lock());
+        // The session's next run may have taken its place.
+        if kept.get(ctx.key()).is_some_and(|work| work.context().run_id() == ctx.run_id()) {
+            kept.remove(ctx.key());
+        }
     }
 
     fn of(&self, key: &SessionKey) -> Option<ScopeHandle<String>> {

@@ -263,6 +263,31 @@ mod tests {
     }
 
     #[test]
+    fn the_operators_page_has_these_very_figures() {
+        let page = include_str!("../docs/operating.md");
+        for seconds in [10, 30, 60, 120, 300] {
+            let timing = Timing::for_ttl(Duration::from_secs(seconds)).unwrap();
+            let line = format!(
+                "| {seconds} s | {:.1} s | {:.1} s | {seconds} s |",
+                timing.tolerated_outage().as_secs_f64(),
+                timing.trusted_after_grant().as_secs_f64()
+            );
+            assert!(page.contains(&line), "{line}");
+        }
+        let timing = Timing::for_ttl(Settings::DEFAULT_TTL).unwrap();
+        let work_gone = timing.trusted_after_grant() + timing.loss_grace();
+        for (what, duration) in [
+            ("the next renewal, at the latest", timing.latest_renewal()),
+            ("the holder stops trusting the lease, and tells its work to end", timing.trusted_after_grant()),
+            ("the work has been ended by force", work_gone),
+            ("another run can have the session", timing.ttl()),
+        ] {
+            let line = format!("| {what} | {} s |", duration.as_secs_f64());
+            assert!(page.contains(&line), "{line}");
+        }
+    }
+
+    #[test]
     fn a_ttl_out_of_bounds_is_refused_by_name_and_bound() {
         for ttl in [Duration::ZERO, Duration::from_millis(999), Duration::from_secs(86_401)] {
             let error = Timing::for_ttl(ttl).unwrap_err().to_string();

@@ -137,6 +137,10 @@
 mod actor;
 pub mod clock;
 mod config;
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    allow(dead_code, unused_imports, reason = "without a backend nothing can be examined")
+)]
 pub mod diagnosis;
 mod end;
 mod error;

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use futures::{future::join_all, stream::StreamExt as _};
 use support::{
-    backend::Backend as _,
     background,
     client::{Client, acquire, key},
     pgbouncer::{POOL, PgBouncer},
@@ -17,7 +16,7 @@ use support::{
     postgres_backend::PostgresBackend,
 };
 use tenure::{
-    AcquireError, EndReason, Run, RunEvent, RunId, SessionState, Supervisor,
+    AcquireError, EndReason, Observed, Run, RunEvent, RunId, SessionState, StopAnswer, Supervisor,
     clock::{Clock as _, SystemClock},
     store::{LeaseStore as _, PostgresStore},
 };
@@ -80,16 +79,25 @@ async fn runs_of_two_supervisors_are_kept_shown_and_released() {
     }
 }
 
+/// No hint gets through: the request arrives with the next renewal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_to_stop_reaches_its_run_and_no_other() {
-    let Some((backend, _pgbouncer, url)) = pooled().await else { return };
-    let supervisor = supervisor(&url, "api").await;
-    let (run, other) =
-        (held(&supervisor, "chat".to_owned()).await, held(&supervisor, "other".to_owned()).await);
-    backend.request_stop(run.key(), "alice", "it's \\ enough").await;
+    let Some((_backend, _pgbouncer, url)) = pooled().await else { return };
+    let (holding, asking) = (supervisor(&url, "api").await, supervisor(&url, "phone").await);
+    let run = held(&holding, "chat".to_owned()).await;
+    let other = held(&holding, "other".to_owned()).await;
+    let mut watched = Box::pin(asking.watch(run.key()));
+    let asked = asking.stop(run.key()).by("alice").reason("it's \\ enough").await.expect("it is asked");
+    let StopAnswer::Asked(asked) = asked else { panic!("{asked:?}") };
+    assert!(asked.is_first() && asked.holder().run_id == run.run_id(), "{asked:?}");
     let reason = within(run.cancelled()).await;
     let EndReason::Stopped { by, why } = reason else { panic!("{reason}") };
     assert_eq!((by.as_deref(), why.as_deref()), (Some("alice"), Some("it's \\ enough")));
+    drop(run);
+    within(asked.stopped()).await.expect("the supervisor goes on");
+    let is_idle = |seen: &Observed| seen.known().is_some_and(|status| status.state == SessionState::Idle);
+    let seen_idle = async { while !is_idle(&watched.next().await.expect("the supervisor goes on")) {} };
+    within(seen_idle).await;
     assert!(other.is_held());
 }
 

@@ -51,7 +51,7 @@ impl RunContext {
     }
 
     /// A token that is cancelled when the run ends, for whatever reason. Cancelling it yourself stops only who
-    /// listens to this very token; to end the run, drop or [`release`](Run::release) its guard.
+    /// listens to this very token; to end the run, drop or [`release`](super::Run::release) its guard.
     pub fn token(&self) -> CancellationToken {
         self.shared.token.child_token()
     }

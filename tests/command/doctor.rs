@@ -208,8 +208,11 @@ mod on_a_server {
             found.map(|server| server["verdict"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
 
+        // A synchronous standby has what was committed; it is not yet there to be read.
+        crate::support::wait_until("the standby has applied the schema", || {
+            verdicts(&Seen::of(&scene, &url)) == ["ok", "ok"]
+        });
         let healthy = Seen::of(&scene, &url);
-        assert_eq!(verdicts(&healthy), ["ok", "ok"]);
         assert!(healthy.servers[0].to_string().contains("a standby"), "{:?}", healthy.servers);
         assert!(healthy.servers[1].to_string().contains("takes writes"), "{:?}", healthy.servers);
         healthy.assert("replication", "ok", "synchronous (*)");

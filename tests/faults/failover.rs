@@ -24,7 +24,7 @@ use super::{
 };
 
 /// Long, so that an outage of the tests' making, on a slow machine, is shorter than what runs tolerate.
-const TTL: Duration = Duration::from_secs(10);
+const TTL: Duration = Duration::from_secs(15);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_a_standby_that_is_promoted_for_a_dead_primary_keeps_every_run() {
@@ -67,7 +67,7 @@ async fn i9_a_standby_that_is_promoted_for_a_silent_primary_keeps_every_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_a_standby_alone_ends_every_run_by_its_trusted_time_and_is_named() {
     let pair = Pair::start().await;
-    let supervisor = supervisor(&pair.url(), TTL / 4).await;
+    let supervisor = supervisor(&pair.url(), TTL / 3).await;
     let timing = supervisor.timing();
     let watch = Watch::over(held_all(&supervisor, 20).await);
     background::sleep(timing.renew_interval()).await;
@@ -159,6 +159,10 @@ async fn outlived(fail_over: impl AsyncFnOnce(&Pair)) {
     // Over connections that nobody has used since: neither may tell what the old primary still believes.
     let new = held_at_last(&supervisor, "new").await;
     seen_at_last(&other, "new", |status| status.is_held()).await;
+    let asked =
+        at_last("stop", async || other.stop(new.key()).await.map_err(|error| error.to_string())).await;
+    assert!(matches!(asked, tenure::StopAnswer::Asked(_)), "{asked:?}");
+    assert!(matches!(new.cancelled().await, EndReason::Stopped { .. }));
     drop(new);
     seen_at_last(&supervisor, "new", is_idle).await;
 

@@ -189,9 +189,8 @@ fn a_stuck_limit_gives_such_a_sub_task_up_and_says_so() {
         assert!(error.ended().gave_up && error.ended().released, "{error}");
         assert!(error.to_string().contains("given up"), "{error}");
         let ended = loop {
-            match events.next().await.unwrap() {
-                RunEvent::Ended { gave_up, .. } => break gave_up,
-                _ => {}
+            if let RunEvent::Ended { gave_up, .. } = events.next().await.unwrap() {
+                break gave_up;
             }
         };
         assert!(ended);

@@ -2,16 +2,14 @@
 
 use std::{
     fs,
-    io::Read,
     os::unix::process::ExitStatusExt,
     path::PathBuf,
     process::{Command, Stdio},
-    thread,
     time::Instant,
 };
 
 use tempfile::TempDir;
-use tenure::{ChildError, ChildTree, Run, RunContext, process::Outcome};
+use tenure::{ChildTree, Run, RunContext, process::Outcome};
 
 use super::{
     support::{background, process_table, wait_until},
@@ -160,9 +158,9 @@ async fn processes_are_ended_in_time_although_the_host_is_blocked(backend: impl 
 
 #[cfg(feature = "testing")]
 mod in_memory {
-    use std::sync::Arc;
+    use std::{io::Read, sync::Arc, thread};
 
-    use tenure::{clock::SystemClock, store::MemoryStore};
+    use tenure::{ChildError, clock::SystemClock, store::MemoryStore};
 
     use super::*;
 

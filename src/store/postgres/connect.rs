@@ -96,11 +96,13 @@ pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
     schema::check(newest, session.location())
 }
 
+/// Whether the server takes no writes.
+pub(super) const READ_ONLY: &str =
+    "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
+
 /// For a server whose schema may not be there.
 async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
-    let probe =
-        "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
-    let row = session.fetch_one(&Statement::new(probe, Vec::new())).await?;
+    let row = session.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
     match session.read(&row, "read_only")? {
         true => Err(session.read_only()),
         false => Ok(()),

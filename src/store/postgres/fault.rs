@@ -78,6 +78,12 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
     }
 }
 
+/// The server takes no writes.
+pub(super) fn read_only(location: &str) -> StoreError {
+    let detail = "it is read-only: a standby, or a primary that was demoted".to_owned();
+    StoreError::Unavailable { location: location.to_owned(), detail }
+}
+
 /// The same error, of a call that had already changed something.
 pub(super) fn after_a_change(error: StoreError, location: &str) -> StoreError {
     match error {

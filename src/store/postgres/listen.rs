@@ -17,7 +17,7 @@ use crate::{
     store::{Bounds, Hint, Listener, StoreError},
 };
 
-/// Begins to listen for a node, where leases are written: a standby refuses it.
+/// Begins to listen for a node, where leases are written.
 pub(super) async fn open(
     target: &Target,
     node: NodeId,
@@ -48,8 +48,8 @@ impl Channel {
         let listener = opened.map_err(|error| fault::on_connect(error, server))?;
         let location = server.location.to_string();
         let mut channel = Self { listener: Some(listener), pool, location, runtime: Handle::current() };
-        channel.begin(node).await?;
         channel.check().await?;
+        channel.begin(node).await?;
         Ok(channel)
     }
 
@@ -88,10 +88,11 @@ impl Listener for Channel {
 
     fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            let asked = self.listener()?.fetch_one(IS_READ_ONLY).await;
-            let is_read_only = asked.and_then(|row| row.try_get(0));
-            match is_read_only.map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))? {
-                true => Err(unavailable(&self.location, "it is read-only: whoever asks, asks elsewhere")),
+            let answer = self.listener()?.fetch_one(sqlx::raw_sql(connect::READ_ONLY)).await;
+            let answer = answer.and_then(|row| row.try_get(0));
+            match answer.map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))? {
+                // Whoever asks a run to stop does so where writes are taken.
+                true => Err(fault::read_only(&self.location)),
                 false => Ok(()),
             }
         })
@@ -124,13 +125,9 @@ fn lock_key(node: NodeId) -> i64 {
     i64::from_be_bytes(half.to_be_bytes())
 }
 
-/// A primary that was demoted is alive and says no word more.
-const IS_READ_ONLY: &str = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean";
-
 fn lost(location: &str) -> StoreError {
-    unavailable(location, "the connection that listens was lost")
-}
-
-fn unavailable(location: &str, detail: &str) -> StoreError {
-    StoreError::Unavailable { location: location.to_owned(), detail: detail.to_owned() }
+    StoreError::Unavailable {
+        location: location.to_owned(),
+        detail: "the connection that listens was lost".to_owned(),
+    }
 }

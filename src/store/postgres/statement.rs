@@ -202,7 +202,7 @@ impl Session {
 
     /// The server takes no writes.
     pub(super) fn read_only(&self) -> StoreError {
-        self.unavailable("it is read-only: a standby, or a primary that was demoted")
+        fault::read_only(&self.location)
     }
 
     pub(super) async fn close(self) {
