@@ -6,8 +6,10 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use actix::fut::ActorFutureExt as _;
-use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle, StreamHandler, WrapFuture};
+use actix::{
+    Actor, AsyncContext, Context, Handler, Message, SpawnHandle, StreamHandler, WrapFuture,
+    fut::ActorFutureExt,
+};
 use futures::{
     channel::oneshot,
     stream::{self, Stream},
@@ -19,20 +21,25 @@ use crate::{
         lane::backoff,
         query::{Queries, Query},
     },
-    clock::{BootInstant, SharedClock},
+    clock::{BootInstant, Reading, SharedClock},
     error::{Closed, QueryError},
     event::RunEvent,
-    run::instant,
-    session::{Holder, RunId, SessionKey, SessionState, SessionStatus},
+    session::{Holder, RunId, SessionKey, SessionStatus},
     store::MAX_BATCH,
     watch::Observed,
 };
+
+mod known;
+
+use known::Knowledge;
 
 pub(crate) struct Watcher {
     watched: HashMap<SessionKey, Watched>,
     /// Over a connection that nothing else uses.
     queries: Queries,
     clock: SharedClock,
+    /// Those who have just begun to be watched, to be looked at together.
+    fresh: Vec<SessionKey>,
     /// When all are looked at next; `None` while nobody watches.
     due: Option<BootInstant>,
     /// Statements of the look at all that are under way.
@@ -46,19 +53,10 @@ pub(crate) struct Watcher {
 /// One session, and who watches it.
 struct Watched {
     shown: watch::Sender<Option<Observed>>,
-    known: Option<Known>,
-    began: BootInstant,
+    knowledge: Knowledge,
     waiting: Vec<UntilGone>,
     /// It is going to be looked at again soon, because of what a run of this process has done.
     is_nudged: bool,
-}
-
-/// What the database has said last.
-struct Known {
-    status: SessionStatus,
-    /// Just before it was asked.
-    sent_at: BootInstant,
-    received_at: BootInstant,
 }
 
 /// Somebody wants to watch a session.
@@ -89,16 +87,10 @@ const ACTIVE: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(1);
 /// How long after a change the sessions are looked at as often as that.
 const STAYS_ACTIVE: Duration = Duration::from_secs(5);
-/// What is older than this is not known any more: within two seconds of the last sign of life.
-const STALE: Duration = Duration::from_millis(1_900);
 /// How long a look may take, connecting included. With the pause that follows, a database that is back is noticed
 /// within two seconds even if a look is lost on the way.
 pub(crate) const LOOK_TIMEOUT: Duration = Duration::from_millis(1_200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(300);
-/// No lease is renewed when less than this is left of it: no safety margin is shorter.
-const CERTAIN: Duration = Duration::from_millis(50);
-/// A lease that nobody renews is looked at this long before its expiry, to be certain of it.
-const BEFORE_EXPIRY: Duration = Duration::from_millis(40);
 /// What a run does shows in its row within 100 ms.
 const SHOWN_WITHIN: Duration = Duration::from_millis(150);
 
@@ -109,6 +101,7 @@ impl Watcher {
             watched: HashMap::new(),
             queries,
             clock,
+            fresh: Vec::new(),
             due: None,
             under_way: 0,
             failures: 0,
@@ -121,16 +114,24 @@ impl Watcher {
         let began = self.clock.now();
         self.watched.entry(key).or_insert_with(|| Watched {
             shown: watch::Sender::new(None),
-            known: None,
-            began,
+            knowledge: Knowledge::none(began),
             waiting: Vec::new(),
             is_nudged: false,
         })
     }
 
-    /// Looks at one session now, and at all when it is time.
+    /// Looks at one session, with the others that have just come, and at all when it is time.
     fn begin(&mut self, key: SessionKey, ctx: &mut Context<Self>) {
-        self.look(vec![key], false, ctx);
+        if self.fresh.is_empty() {
+            // After all messages that are here already.
+            ctx.run_later(Duration::ZERO, |watcher, ctx| {
+                let mut fresh = std::mem::take(&mut watcher.fresh);
+                fresh.sort_unstable();
+                fresh.dedup();
+                watcher.look(fresh, false, ctx);
+            });
+        }
+        self.fresh.push(key);
         let next = self.clock.now() + ACTIVE;
         self.due.get_or_insert(next);
         self.arm(ctx);
@@ -157,7 +158,8 @@ impl Watcher {
         at_all: bool,
         ctx: &mut Context<Self>,
     ) {
-        let received_at = self.clock.now();
+        let reading = self.clock.reading();
+        let received_at = reading.boot;
         self.under_way -= usize::from(at_all);
         match answer {
             Ok(holders) => {
@@ -165,13 +167,13 @@ impl Watcher {
                 for (key, holder) in keys.into_iter().zip(holders) {
                     let Some(watched) = self.watched.get_mut(&key) else { continue };
                     watched.tell_waiting(holder.as_ref(), sent_at);
-                    // An answer to an earlier question says less.
-                    if watched.known.as_ref().is_none_or(|known| known.sent_at <= sent_at) {
-                        let status = match holder {
-                            Some(holder) => SessionStatus::held(key, holder),
-                            None => SessionStatus::idle(key),
-                        };
-                        watched.known = Some(Known { status, sent_at, received_at });
+                    let status = match holder {
+                        Some(holder) => SessionStatus::held(key, holder),
+                        None => SessionStatus::idle(key),
+                    };
+                    watched.knowledge.learn(status, sent_at, received_at);
+                    if watched.show(&reading) {
+                        self.changed_at = received_at;
                     }
                 }
             }
@@ -180,7 +182,6 @@ impl Watcher {
                 self.failures = self.failures.saturating_add(1);
             }
         }
-        self.show();
         if at_all && self.under_way == 0 {
             self.due = Some(received_at + self.pause(received_at));
         }
@@ -191,38 +192,30 @@ impl Watcher {
         if self.failures > 0 {
             return backoff(self.failures, LONGEST_PAUSE);
         }
-        let is_held = |watched: &Watched| watched.known.as_ref().is_some_and(|known| known.status.is_held());
         let is_active = now.saturating_since(self.changed_at) < STAYS_ACTIVE;
-        if is_active || self.watched.values().any(is_held) { ACTIVE } else { IDLE }
-    }
-
-    /// Shows what is known now.
-    fn show(&mut self) {
-        let reading = self.clock.reading();
-        for watched in self.watched.values_mut() {
-            let Some(observed) = watched.observed(reading.boot, reading.wall) else { continue };
-            let changed = watched.shown.send_if_modified(|shown| {
-                let changed = !shown.as_ref().is_some_and(|shown| shown.shows_the_same_as(&observed));
-                // What has not changed is kept up to date for whoever comes later.
-                *shown = Some(observed);
-                changed
-            });
-            if changed {
-                self.changed_at = reading.boot;
-            }
+        if is_active || self.watched.values().any(|watched| watched.knowledge.is_held()) {
+            ACTIVE
+        } else {
+            IDLE
         }
     }
 
     /// Time has passed: things may be due, or not known any more.
     fn on_time(&mut self, ctx: &mut Context<Self>) {
-        let now = self.clock.now();
-        self.show();
+        let reading = self.clock.reading();
+        let now = reading.boot;
+        for watched in self.watched.values_mut() {
+            if watched.show(&reading) {
+                self.changed_at = now;
+            }
+        }
         if self.under_way == 0 && self.due.is_some_and(|due| now >= due) {
             self.watched.retain(|_, watched| watched.is_wanted());
             self.due = None;
             self.look(self.watched.keys().cloned().collect(), true, ctx);
         }
-        let near_expiry = self.watched.iter_mut().filter(|(_, watched)| watched.is_near_expiry(now));
+        let near_expiry =
+            self.watched.iter_mut().filter(|(_, watched)| watched.knowledge.is_near_expiry(now));
         let keys: Vec<_> = near_expiry.map(|(key, _)| key.clone()).collect();
         self.look(keys, false, ctx);
         self.arm(ctx);
@@ -235,7 +228,12 @@ impl Watcher {
         }
         let now = self.clock.now();
         let due = self.due.filter(|_| self.under_way == 0);
-        let instants = self.watched.values().flat_map(Watched::instants).filter(|at| *at > now).chain(due);
+        let instants = self
+            .watched
+            .values()
+            .flat_map(|watched| watched.knowledge.instants())
+            .filter(|at| *at > now)
+            .chain(due);
         if let Some(at) = instants.min() {
             let pause = at.saturating_since(now);
             self.timer = Some(ctx.run_later(pause, |watcher, ctx| {
@@ -261,6 +259,17 @@ impl Watcher {
 }
 
 impl Watched {
+    /// Shows what is known now; answers whether that is a change.
+    fn show(&mut self, reading: &Reading) -> bool {
+        let Some(observed) = self.knowledge.observed(reading.boot, reading.wall) else { return false };
+        self.shown.send_if_modified(|shown| {
+            let is_new = !shown.as_ref().is_some_and(|shown| shown.shows_the_same_as(&observed));
+            // What has not changed is kept up to date for whoever comes later.
+            *shown = Some(observed);
+            is_new
+        })
+    }
+
     fn is_wanted(&mut self) -> bool {
         self.waiting.retain(|waiting| !waiting.reply.is_canceled());
         self.shown.receiver_count() > 0 || !self.waiting.is_empty()
@@ -274,71 +283,6 @@ impl Watched {
             // Whoever does not wait any more has dropped the receiver.
             let _ = reply.send(());
         }
-    }
-
-    /// What may be shown at this instant; nothing before the first answer, for a while.
-    fn observed(&self, now: BootInstant, wall: Duration) -> Option<Observed> {
-        let unknown = |last_known, since: BootInstant| {
-            let since = wall.saturating_sub(now.saturating_since(since));
-            let since = instant(since.as_micros().try_into().unwrap_or(i64::MAX));
-            Some(Observed::Unknown { last_known, since })
-        };
-        let Some(known) = &self.known else {
-            return (now >= self.began + STALE).then(|| unknown(None, self.began)).flatten();
-        };
-        let is_stale = now >= known.sent_at + STALE;
-        match known.lease() {
-            _ if is_stale => unknown(Some(known.status.clone()), known.received_at),
-            Some(Lease::Ends { by }) if now >= by => Some(Observed::Known(known.expired())),
-            Some(Lease::MayEnd { at }) if now >= at => unknown(Some(known.status.clone()), known.received_at),
-            _ => Some(Observed::Known(known.status.clone())),
-        }
-    }
-
-    /// When something may change without anybody saying so.
-    fn instants(&self) -> Vec<BootInstant> {
-        let Some(known) = &self.known else { return vec![self.began + STALE] };
-        let mut instants = vec![known.sent_at + STALE];
-        match known.lease() {
-            Some(Lease::Ends { by }) => instants.push(by),
-            Some(Lease::MayEnd { at }) => instants.extend([at, at.saturating_sub(BEFORE_EXPIRY)]),
-            None => {}
-        }
-        instants
-    }
-
-    fn is_near_expiry(&self, now: BootInstant) -> bool {
-        let lease = self.known.as_ref().and_then(Known::lease);
-        let Some(Lease::MayEnd { at }) = lease else { return false };
-        now >= at.saturating_sub(BEFORE_EXPIRY) && now < at + ACTIVE
-    }
-}
-
-/// What is known of the end of a lease, by the local clock.
-enum Lease {
-    /// It may have been renewed since, but nothing is known of it after this instant.
-    MayEnd { at: BootInstant },
-    /// It was too near its end for a renewal, and is over by this instant.
-    Ends { by: BootInstant },
-}
-
-impl Known {
-    fn lease(&self) -> Option<Lease> {
-        let holder = self.status.holder.as_ref().filter(|_| self.status.is_held())?;
-        let left = holder.expires_in;
-        Some(match left < CERTAIN {
-            true => Lease::Ends { by: self.received_at + left },
-            false => Lease::MayEnd { at: self.sent_at + left },
-        })
-    }
-
-    fn expired(&self) -> SessionStatus {
-        let mut status = self.status.clone();
-        status.state = SessionState::Expired;
-        if let Some(holder) = &mut status.holder {
-            holder.expires_in = Duration::ZERO;
-        }
-        status
     }
 }
 

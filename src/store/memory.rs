@@ -11,15 +11,14 @@ use std::{
 };
 
 use futures::{
-    FutureExt, StreamExt,
+    FutureExt,
     channel::{mpsc, oneshot},
     future::BoxFuture,
 };
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, Grant, Hint, LeaseConnection, LeaseStore, Listener, Listening, Migrated,
-    Page, Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun,
-    StoreError,
+    Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Listener, Listening, Migrated, Page,
+    Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
 };
 use crate::{
     clock::SharedClock,
@@ -28,6 +27,10 @@ use crate::{
         FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
     },
 };
+
+mod hints;
+
+use hints::MemoryListener;
 
 /// A database in memory. Clones share it.
 #[derive(Clone)]
@@ -309,7 +312,7 @@ impl LeaseStore for MemoryStore {
         let listening = async move {
             let (sender, hints) = mpsc::unbounded();
             store.execute(move |state, _| state.listeners.push((node, sender))).await?;
-            Ok(Box::new(MemoryListener { store, hints }) as Box<dyn Listener>)
+            Ok(Box::new(MemoryListener::new(store, hints)) as Box<dyn Listener>)
         };
         Some(listening.boxed())
     }
@@ -320,29 +323,6 @@ impl LeaseStore for MemoryStore {
 
     fn location(&self) -> &str {
         "memory"
-    }
-}
-
-struct MemoryListener {
-    store: MemoryStore,
-    hints: mpsc::UnboundedReceiver<RunId>,
-}
-
-impl Listener for MemoryListener {
-    fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
-        async {
-            let heard = self.hints.next().await;
-            heard.map(|run_id| Some(Hint::Stop(run_id))).ok_or_else(|| unavailable("connection reset"))
-        }
-        .boxed()
-    }
-
-    fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.store.execute(|_, _| ()).boxed()
-    }
-
-    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
-        async {}.boxed()
     }
 }
 
@@ -536,15 +516,6 @@ impl State {
         let holder = row.holder(now);
         self.hint(&holder);
         StopOutcome::Asked { holder: Box::new(holder), first }
-    }
-
-    fn hint(&mut self, holder: &Holder) {
-        self.listeners.retain(|(_, listener)| !listener.is_closed());
-        let reachable = !self.hints_lost && self.fault == Fault::None;
-        for (_, listener) in self.listeners.iter().filter(|(node, _)| reachable && *node == holder.node) {
-            // Whoever has gone meanwhile needs no hint.
-            let _ = listener.unbounded_send(holder.run_id);
-        }
     }
 }
 

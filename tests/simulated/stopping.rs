@@ -113,6 +113,33 @@ fn a_stop_that_comes_while_the_listener_is_broken_is_read_when_it_is_back() {
     });
 }
 
+/// By hints, one by one; and by reading all rows together where hints were lost.
+#[test]
+fn a_thousand_stops_reach_a_thousand_runs_and_cost_few_statements() {
+    simulate(async |sim| {
+        let (supervisor, other) = (supervisor(&sim).await, others(&sim).await);
+        for heard in [true, false] {
+            let mut runs = Vec::new();
+            for n in 0..1_000 {
+                runs.push(held(&supervisor, &format!("chat-{heard}-{n}")).await);
+            }
+            sim.sleep(millis(10)).await;
+            let before = sim.store.statements();
+            if !heard {
+                sim.store.break_listeners();
+            }
+            for n in 0..1_000 {
+                let _ = asked(ask(&other, &format!("chat-{heard}-{n}"))).await;
+            }
+            for run in &runs {
+                assert_eq!(timeout(seconds(1), run.cancelled()).await.expect("before a renewal"), by_ops());
+            }
+            let looks = sim.store.statements().inspections - before.inspections;
+            assert!(heard || looks == 2, "{looks} looks at a thousand rows");
+        }
+    });
+}
+
 /// A connection that died in silence is noticed by the lack of an answer, and replaced.
 #[test]
 fn a_listener_that_hears_nothing_any_more_is_replaced() {

@@ -221,6 +221,8 @@ fn all_watched_sessions_share_a_statement_and_whoever_stops_watching_costs_nothi
         let watcher = watcher(&sim).await;
         let mut watching: Vec<_> = (0..400).map(|n| watcher.watch(&key(&format!("chat-{n}")))).collect();
         let more = watcher.watch(&key("chat-0"));
+        sim.sleep(millis(10)).await;
+        assert_eq!(sim.store.statements().inspections, 1, "for all that have just come");
         sim.sleep(seconds(10)).await;
         for one in &mut watching {
             assert_eq!(next_state(one, millis(1)).await, SessionState::Idle);

@@ -1,0 +1,207 @@
+//! What may be shown of a session at an instant, from what the database has said last.
+//!
+//! Pure: no I/O, no clock. A lease is shown no longer than it is known to last, by an interval that its end is in, and
+//! nothing is shown when the database has been silent for too long.
+
+use std::time::Duration;
+
+use crate::{
+    clock::BootInstant,
+    run::instant,
+    session::{SessionState, SessionStatus},
+    watch::Observed,
+};
+
+/// What is older than this is not known any more: within two seconds of the last sign of life.
+const STALE: Duration = Duration::from_millis(1_900);
+/// No lease is renewed when less than this is left of it: no safety margin is shorter.
+const CERTAIN: Duration = Duration::from_millis(50);
+/// A lease that nobody renews is looked at this long before its expiry, to be certain of it.
+const BEFORE_EXPIRY: Duration = Duration::from_millis(40);
+/// How long after its expiry a lease is looked at again, each time that there is a reason to look at the time.
+const AFTER_EXPIRY: Duration = Duration::from_millis(500);
+
+/// What is known of one session.
+pub(super) struct Knowledge {
+    last: Option<Answer>,
+    began: BootInstant,
+}
+
+/// What the database has said.
+struct Answer {
+    status: SessionStatus,
+    /// Just before it was asked.
+    sent_at: BootInstant,
+    received_at: BootInstant,
+}
+
+/// What is known of the end of a lease, by the local clock.
+enum Lease {
+    /// It may have been renewed since, but nothing is known of it after this instant.
+    MayEnd { at: BootInstant },
+    /// It was too near its end for a renewal, and is over by this instant.
+    Ends { by: BootInstant },
+}
+
+impl Knowledge {
+    /// Nothing, from this instant on.
+    pub(super) fn none(began: BootInstant) -> Self {
+        Self { last: None, began }
+    }
+
+    /// The database has answered. An answer to an earlier question than the last says nothing new.
+    pub(super) fn learn(&mut self, status: SessionStatus, sent_at: BootInstant, received_at: BootInstant) {
+        if self.last.as_ref().is_none_or(|last| last.sent_at <= sent_at) {
+            self.last = Some(Answer { status, sent_at, received_at });
+        }
+    }
+
+    /// Whether somebody held it when the database answered last.
+    pub(super) fn is_held(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| last.status.is_held())
+    }
+
+    /// What may be shown at this instant, `wall` being its wall time since 1970; nothing before the first answer, for a
+    /// while.
+    pub(super) fn observed(&self, now: BootInstant, wall: Duration) -> Option<Observed> {
+        let unknown = |last_known, since: BootInstant| {
+            let since = wall.saturating_sub(now.saturating_since(since));
+            let since = instant(since.as_micros().try_into().unwrap_or(i64::MAX));
+            Some(Observed::Unknown { last_known, since })
+        };
+        let Some(last) = &self.last else {
+            return (now >= self.began + STALE).then(|| unknown(None, self.began)).flatten();
+        };
+        let not_any_more = || unknown(Some(last.status.clone()), last.received_at);
+        match last.lease() {
+            _ if now >= last.sent_at + STALE => not_any_more(),
+            Some(Lease::MayEnd { at }) if now >= at => not_any_more(),
+            Some(Lease::Ends { by }) if now >= by => Some(Observed::Known(last.expired())),
+            _ => Some(Observed::Known(last.status.clone())),
+        }
+    }
+
+    /// When something may change without anybody saying so.
+    pub(super) fn instants(&self) -> impl Iterator<Item = BootInstant> {
+        let stale_at = self.last.as_ref().map_or(self.began, |last| last.sent_at) + STALE;
+        let (at, before) = match self.last.as_ref().and_then(Answer::lease) {
+            Some(Lease::Ends { by }) => (Some(by), None),
+            Some(Lease::MayEnd { at }) => (Some(at), Some(at.saturating_sub(BEFORE_EXPIRY))),
+            None => (None, None),
+        };
+        [Some(stale_at), at, before].into_iter().flatten()
+    }
+
+    /// Whether it is worth a look of its own: its lease is about to end, or should have.
+    pub(super) fn is_near_expiry(&self, now: BootInstant) -> bool {
+        match self.last.as_ref().and_then(Answer::lease) {
+            Some(Lease::MayEnd { at }) => now >= at.saturating_sub(BEFORE_EXPIRY) && now < at + AFTER_EXPIRY,
+            _ => false,
+        }
+    }
+}
+
+impl Answer {
+    fn lease(&self) -> Option<Lease> {
+        let holder = self.status.holder.as_ref().filter(|_| self.status.is_held())?;
+        let left = holder.expires_in;
+        Some(match left < CERTAIN {
+            true => Lease::Ends { by: self.received_at + left },
+            false => Lease::MayEnd { at: self.sent_at + left },
+        })
+    }
+
+    fn expired(&self) -> SessionStatus {
+        let mut status = self.status.clone();
+        status.state = SessionState::Expired;
+        if let Some(holder) = &mut status.holder {
+            holder.expires_in = Duration::ZERO;
+        }
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage};
+
+    fn at(millis: u64) -> BootInstant {
+        BootInstant::from_nanos(millis * 1_000_000)
+    }
+
+    fn held(left_millis: u64) -> SessionStatus {
+        let holder = Holder {
+            run_id: RunId::random(),
+            node: NodeId::random(),
+            label: Label::new("ann").unwrap(),
+            fence: FencingToken::from(1),
+            stage: Stage::Running,
+            phase: Phase::default(),
+            since: SystemTime::UNIX_EPOCH,
+            expires_at: SystemTime::UNIX_EPOCH,
+            expires_in: Duration::from_millis(left_millis),
+            stop: None,
+        };
+        SessionStatus::held(SessionKey::new("acct", "chat").unwrap(), holder)
+    }
+
+    fn state(knowledge: &Knowledge, millis: u64) -> Option<SessionState> {
+        let observed = knowledge.observed(at(millis), Duration::from_millis(millis))?;
+        observed.known().map(|status| status.state)
+    }
+
+    fn said(status: SessionStatus, sent: u64, received: u64) -> Knowledge {
+        let mut knowledge = Knowledge::none(at(0));
+        knowledge.learn(status, at(sent), at(received));
+        knowledge
+    }
+
+    #[test]
+    fn a_lease_is_known_from_before_the_question_was_sent() {
+        let knowledge = said(held(300), 1_000, 1_200);
+        assert_eq!(state(&knowledge, 1_299), Some(SessionState::Running));
+        assert_eq!(state(&knowledge, 1_300), None);
+        let instants: Vec<_> = knowledge.instants().collect();
+        assert_eq!(instants, [at(2_900), at(1_300), at(1_260)]);
+    }
+
+    /// Its end is certain, but not before it must have come.
+    #[test]
+    fn a_lease_too_short_to_be_renewed_is_over_when_its_answer_is_that_old() {
+        let knowledge = said(held(49), 1_000, 1_200);
+        assert_eq!(state(&knowledge, 1_248), Some(SessionState::Running));
+        assert_eq!(state(&knowledge, 1_249), Some(SessionState::Expired));
+    }
+
+    #[test]
+    fn silence_makes_everything_unknown_whatever_the_lease() {
+        for status in [held(60_000), held(0), SessionStatus::idle(SessionKey::new("acct", "chat").unwrap())] {
+            let knowledge = said(status.clone(), 1_000, 1_010);
+            assert_eq!(state(&knowledge, 2_899), Some(status.state));
+            let observed = knowledge.observed(at(2_900), Duration::from_millis(10_000)).unwrap();
+            let Observed::Unknown { last_known, since } = observed else { panic!("{observed:?}") };
+            assert_eq!(last_known, Some(status));
+            assert_eq!(since, SystemTime::UNIX_EPOCH + Duration::from_millis(8_110));
+        }
+    }
+
+    #[test]
+    fn before_the_first_answer_there_is_nothing_to_show_for_as_long() {
+        let knowledge = Knowledge::none(at(1_000));
+        assert_eq!(knowledge.observed(at(2_899), Duration::ZERO), None);
+        let observed = knowledge.observed(at(2_900), Duration::ZERO);
+        assert!(matches!(observed, Some(Observed::Unknown { last_known: None, .. })), "{observed:?}");
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_question_changes_nothing() {
+        let mut knowledge = said(held(0), 1_000, 1_010);
+        knowledge.learn(held(60_000), at(900), at(1_100));
+        assert_eq!(state(&knowledge, 1_200), Some(SessionState::Expired));
+        knowledge.learn(held(60_000), at(1_000), at(1_150));
+        assert_eq!(state(&knowledge, 1_200), Some(SessionState::Running));
+    }
+}
