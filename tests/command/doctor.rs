@@ -208,6 +208,10 @@ mod on_a_server {
             found.map(|server| server["verdict"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
 
+        // What was committed is on the standby's disk, but it may yet have to find out that there is a database.
+        crate::support::wait_until("the standby has replayed it all", || {
+            Seen::of(&scene, &url).servers.iter().all(|server| server["verdict"] == "ok")
+        });
         let healthy = Seen::of(&scene, &url);
         assert_eq!(verdicts(&healthy), ["ok", "ok"]);
         assert!(healthy.servers[0].to_string().contains("a standby"), "{:?}", healthy.servers);
