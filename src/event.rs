@@ -1,13 +1,15 @@
 //! What happens to runs, told to whoever listens.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use actix::Recipient;
 use futures::{
-    StreamExt,
+    FutureExt, StreamExt,
+    future::{Either, select},
     stream::{self, Stream},
 };
 use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "serde")]
 use crate::session::millis;
@@ -150,12 +152,25 @@ impl EventSource {
 }
 
 /// Tells an actor, one event at a time, until nobody sends any more or the actor has ended. What happens while it is
-/// busy is kept by the sender.
-pub(crate) async fn forward(mut events: impl Stream<Item = RunEvent> + Unpin, to: Recipient<RunEvent>) {
-    while let Some(event) = events.next().await {
-        if to.send(event).await.is_err() {
-            return;
+/// busy is kept by the sender; when the supervisor is over, which waits for nobody, its mailbox is given the rest.
+pub(crate) async fn forward(
+    mut events: impl Stream<Item = RunEvent> + Unpin,
+    to: Recipient<RunEvent>,
+    over: CancellationToken,
+) {
+    while let Either::Left((Some(event), _)) = select(events.next(), pin!(over.cancelled())).await {
+        match select(Box::pin(to.send(event)), pin!(over.cancelled())).await {
+            Either::Left((Ok(()), _)) => {}
+            Either::Left((Err(_ended), _)) => return,
+            Either::Right((_, unanswered)) => {
+                // Dropped, it would be withdrawn from the mailbox if the actor has not come to it yet.
+                std::mem::forget(unanswered);
+                break;
+            }
         }
+    }
+    while let Some(Some(event)) = events.next().now_or_never() {
+        to.do_send(event);
     }
 }
 

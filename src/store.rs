@@ -50,7 +50,8 @@
 //! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call, and checks
 //! again under each row's lock.
 //!
-//! **inspect** and **list** read, and change nothing; **probe** tells whether the others could be answered now.
+//! **inspect** and **list** read, and change nothing; **probe** tells whether the others could be answered now. A server
+//! that takes no writes is not believed in what it shows: it may be a primary that was demoted, and told nothing since.
 
 use std::{fmt, sync::Arc, time::Duration};
 

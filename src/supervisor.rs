@@ -253,8 +253,9 @@ impl Supervisor {
     /// Ends the supervisor: new acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Work that has not ended after `grace` is dropped.
     ///
-    /// Returns when all is done, at the latest after `grace`, `safety_margin/2`, and the time of two releases. A second
-    /// call can only shorten the grace; once the supervisor has ended, the answer is the same again.
+    /// Returns when all is done, at the latest after `grace`, `safety_margin/2`, twice `renew_timeout`, and 1.5 s for a
+    /// pause between two releases and a database that does not answer a goodbye. A second call can only shorten the
+    /// grace; once the supervisor has ended, the answer is the same again.
     ///
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.

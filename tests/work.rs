@@ -17,8 +17,8 @@ mod children;
 use std::time::Duration;
 
 use futures::future::join_all;
-use support::{backend::Reachable, device::key};
-use tenure::{AcquireError, EndReason, EndedRun, Supervisor};
+use support::{backend::Reachable, background, device::key};
+use tenure::{AcquireError, EndReason, EndedRun, SessionState, Supervisor};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +29,8 @@ const LONG_GRACE: Duration = Duration::from_secs(600);
 on_every_backend! {
     i6_a_thousand_scopes_that_are_shut_down_under_load_leave_nothing_behind
     work_bound_to_its_run_is_found_by_its_session_and_ends_with_it
+    i6_blocking_work_keeps_its_session_until_it_returns
+    i10_a_run_that_says_its_phase_all_the_time_disturbs_no_other
 }
 
 async fn supervisor(backend: &impl Reachable, ttl: Duration) -> Supervisor {
@@ -133,4 +135,61 @@ async fn work_bound_to_its_run_is_found_by_its_session_and_ends_with_it(backend:
     let next = other.acquire(&key("chat")).await.unwrap();
     assert!(next.fence() > busy.holder().fence);
     assert!(next.release().await.released);
+}
+
+/// It outlives its grace, and nothing can drop it.
+async fn i6_blocking_work_keeps_its_session_until_it_returns(backend: impl Reachable) {
+    let started = Supervisor::builder(backend.url()).ttl(Duration::from_secs(6)).stop_grace(Duration::ZERO);
+    let (supervisor, other) = (started.start().await.unwrap(), supervisor(&backend, TTL).await);
+    let run = supervisor.acquire(&key("chat")).await.unwrap();
+    let (go_on, gate) = std::sync::mpsc::channel::<()>();
+    let (blocks, is_blocked) = tokio::sync::oneshot::channel();
+    let handle = run.spawn_scope(|ctx| async move {
+        ctx.spawn_blocking(move || {
+            let _ = blocks.send(());
+            let _ = gate.recv();
+            7
+        })
+        .await
+    });
+    is_blocked.await.expect("the work begins");
+    handle.context().stop("tea");
+    while other.inspect(&key("chat")).await.unwrap().state != SessionState::Stuck {
+        background::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!handle.is_finished());
+    match other.acquire(&key("chat")).await {
+        Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().run_id, handle.context().run_id()),
+        other => panic!("granted while the work may act: {other:?}"),
+    }
+    drop(go_on);
+    let error = handle.attach().await.unwrap_err();
+    assert!(matches!(error.reason(), EndReason::Stopped { .. }) && error.ended().released, "{error:?}");
+    assert!(other.acquire(&key("chat")).await.unwrap().release().await.released);
+}
+
+async fn i10_a_run_that_says_its_phase_all_the_time_disturbs_no_other(backend: impl Reachable) {
+    let ttl = Duration::from_secs(3);
+    let supervisor = supervisor(&backend, ttl).await;
+    let quiet = supervisor.acquire(&key("quiet")).await.unwrap();
+    let noisy = supervisor.acquire(&key("noisy")).await.unwrap();
+    let (context, over) = (noisy.context(), CancellationToken::new());
+    let until = over.clone();
+    let noise = std::thread::spawn(move || {
+        let mut said = 0;
+        while !until.is_cancelled() {
+            context.set_phase(format!("step {said}")).expect("a short text");
+            context.beat();
+            said += 1;
+        }
+        said
+    });
+    background::sleep(3 * ttl).await;
+    assert!(quiet.is_held() && noisy.is_held());
+    over.cancel();
+    let said = background::run_blocking(|| noise.join()).await.expect("it does not panic");
+    let last = format!("step {}", said - 1);
+    while supervisor.inspect(&key("noisy")).await.unwrap().holder.unwrap().phase.as_str() != last {
+        background::sleep(Duration::from_millis(20)).await;
+    }
 }

@@ -60,6 +60,8 @@ pub(crate) struct Links {
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
     pub(crate) run: RunLinks,
+    /// Cancelled when the registry has ended.
+    pub(crate) over: CancellationToken,
     /// Keeps the thread until all has been said.
     pub(crate) goodbyes: TaskTracker,
     pub(crate) queries: Queries,
@@ -454,7 +456,11 @@ impl Running {
 impl Links {
     fn forward_one_run(&self, recipient: Recipient<RunEvent>) -> EventSender {
         let events = EventSender::of_one_run();
-        actix_rt::spawn(self.goodbyes.track_future(forward(events.source().subscribe(), recipient)));
+        actix_rt::spawn(self.goodbyes.track_future(forward(
+            events.source().subscribe(),
+            recipient,
+            self.over.clone(),
+        )));
         events
     }
 }

@@ -61,10 +61,10 @@ pub(crate) struct Stop {
     pub(crate) grace: Option<Duration>,
 }
 
-/// What the run is doing now.
+/// The run says that it does something else now.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(crate) struct SetPhase(pub(crate) Phase);
+pub(crate) struct PhaseChanged;
 
 /// A local clock has jumped: look at the time now.
 #[derive(Message, Clone, Copy)]
@@ -337,11 +337,11 @@ impl Handler<Stop> for RunActor {
     }
 }
 
-impl Handler<SetPhase> for RunActor {
+impl Handler<PhaseChanged> for RunActor {
     type Result = ();
 
-    fn handle(&mut self, SetPhase(phase): SetPhase, ctx: &mut Context<Self>) {
-        self.lease.on_phase(phase, self.links.clock.now());
+    fn handle(&mut self, _: PhaseChanged, ctx: &mut Context<Self>) {
+        self.lease.on_phase(self.shared.take_new_phase(), self.links.clock.now());
         self.act(ctx);
     }
 }

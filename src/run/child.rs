@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::{RunContext, tasks::Entry};
 use crate::{
     end::EndReason,
-    process::{ProcessTree, Progress, TreeEnd, prepare},
+    process::{ProcessTree, Progress, TreeEnd, marker_name, prepare},
     session::RunId,
 };
 
@@ -79,8 +79,10 @@ impl RunContext {
             return Err(refused());
         }
         prepare(command, self.run_id());
-        command.env(marker, "1");
-        let mut child = command.spawn().map_err(ChildError::NotStarted)?;
+        let spawned = command.env(&marker, "1").spawn();
+        // A child that the same command starts next is no part of this one.
+        command.env_remove(marker).env_remove(marker_name(self.run_id()));
+        let mut child = spawned.map_err(ChildError::NotStarted)?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pid = child.id();
         starting.send(child).expect("the thread waits for it");

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Shared, instant};
 use crate::{
-    actor::run::{RunActor, SetPhase, Stop},
+    actor::run::{PhaseChanged, RunActor, Stop},
     clock::BootInstant,
     end::EndReason,
     session::{FencingToken, InvalidText, Phase, RunId, SessionKey},
@@ -71,7 +71,9 @@ impl RunContext {
     /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
     /// until the work has ended. The first reason for an end stays.
     pub fn stop(&self, why: impl Into<String>) {
-        self.tell_to_end(EndReason::Stopped { by: None, why: Some(why.into()) });
+        if self.shared.ask_to_stop() {
+            self.tell_to_end(EndReason::Stopped { by: None, why: Some(why.into()) });
+        }
     }
 
     /// Says that the work advances: `max_silence` counts anew from now.
@@ -109,9 +111,9 @@ impl RunContext {
     /// # Errors
     /// [`InvalidText`] when it cannot be stored; nothing has changed.
     pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
-        let phase = Phase::new(phase)?;
-        self.shared.set_phase(phase.clone());
-        self.actor.do_send(SetPhase(phase));
+        if self.shared.set_phase(Phase::new(phase)?) {
+            self.actor.do_send(PhaseChanged);
+        }
         Ok(())
     }
 }

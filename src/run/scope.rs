@@ -3,11 +3,15 @@
 use std::{
     fmt,
     future::Future,
+    panic::AssertUnwindSafe,
     pin::pin,
     sync::{Arc, OnceLock},
 };
 
-use futures::future::{Either, select};
+use futures::{
+    FutureExt,
+    future::{Either, select},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{Run, RunContext};
@@ -54,34 +58,11 @@ impl Run {
     ///     .await??;
     /// # Ok(()) }
     /// ```
-    pub async fn scope<F, T>(mut self, work: F) -> Result<T, ScopeError<T>>
+    pub fn scope<F, T>(self, work: F) -> impl Future<Output = Result<T, ScopeError<T>>>
     where
         F: AsyncFnOnce(RunContext) -> T,
     {
-        let shared = self.context.shared.clone();
-        let value = match shared.is_held() {
-            // Made within the arm, so that a panic or a drop ends the work before the guard says so.
-            true => match select(pin!(shared.killed.cancelled()), pin!(work(self.context()))).await {
-                Either::Right((value, _)) => Some(value),
-                Either::Left(_) => None,
-            },
-            false => {
-                drop(work);
-                None
-            }
-        };
-        if value.is_some() {
-            self.say_returned();
-        } else {
-            self.end(EndReason::Dropped);
-        }
-        select(pin!(shared.work_ended.cancelled()), pin!(shared.given_up.cancelled())).await;
-        shared.settled.cancelled().await;
-        // The first reason: everybody sees the same one.
-        match (shared.ended(), value) {
-            (ended, Some(value)) if ended.reason == EndReason::Completed => Ok(value),
-            (ended, value) => Err(ScopeError::new(ended, value)),
-        }
+        Scope { work, run: self }.run()
     }
 
     /// Runs work under this run in a task of its own: it is bound to the run, not to the caller, and goes on when the
@@ -99,13 +80,56 @@ impl Run {
         T: Send + Sync + 'static,
     {
         let handle = ScopeHandle { context: self.context(), outcome: Arc::default() };
-        let (outcome, is_known) = (handle.outcome.clone(), handle.outcome.is_known.clone().drop_guard());
+        let (outcome, shared) = (handle.outcome.clone(), handle.context.shared.clone());
+        let is_known = outcome.is_known.clone().drop_guard();
+        let scope = AssertUnwindSafe(self.scope(async move |ctx| work(ctx).await)).catch_unwind();
         tokio::spawn(async move {
-            let result = self.scope(async move |ctx| work(ctx).await).await;
-            let _ = outcome.result.set(result);
-            drop(is_known);
+            // Whatever drops this drops the work before it is said that there is nothing to wait for.
+            let _is_known = is_known;
+            match scope.await {
+                Ok(result) => drop(outcome.result.set(result)),
+                Err(_panic) => shared.over().await,
+            }
         });
         handle
+    }
+}
+
+/// Work and the guard it is done under: whatever drops it drops the work first.
+struct Scope<F> {
+    work: F,
+    run: Run,
+}
+
+impl<F> Scope<F> {
+    async fn run<T>(self) -> Result<T, ScopeError<T>>
+    where
+        F: AsyncFnOnce(RunContext) -> T,
+    {
+        let Self { work, mut run } = self;
+        let shared = run.context.shared.clone();
+        let value = match shared.is_held() {
+            // Made within the arm, so that a panic or a drop ends the work before the guard says so.
+            true => match select(pin!(shared.killed.cancelled()), pin!(work(run.context()))).await {
+                Either::Right((value, _)) => Some(value),
+                Either::Left(_) => None,
+            },
+            false => {
+                drop(work);
+                None
+            }
+        };
+        if value.is_some() {
+            run.say_returned();
+        } else {
+            run.end(EndReason::Dropped);
+        }
+        shared.over().await;
+        // The first reason: everybody sees the same one.
+        match (shared.ended(), value) {
+            (ended, Some(value)) if ended.reason == EndReason::Completed => Ok(value),
+            (ended, value) => Err(ScopeError::new(ended, value)),
+        }
     }
 }
 
@@ -128,7 +152,8 @@ impl<T> ScopeHandle<T> {
         &self.context
     }
 
-    /// Whether the work has ended and [`attach`](Self::attach) answers at once.
+    /// Whether the work, and all that it started, has ended or was given up, and [`attach`](Self::attach) answers at
+    /// once.
     pub fn is_finished(&self) -> bool {
         self.outcome.is_known.is_cancelled()
     }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    pin::pin,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
@@ -11,6 +12,7 @@ use std::{
 
 use futures::{
     StreamExt,
+    future::select,
     stream::{self, Stream},
 };
 use tokio::sync::watch;
@@ -38,6 +40,10 @@ pub(crate) struct Shared {
     /// The end of trust for those who wait for it to move; goes on after a stop, while the work has its grace.
     renewed_until: watch::Sender<BootInstant>,
     phase: Mutex<Phase>,
+    /// The actor has yet to look at the phase.
+    phase_is_new: AtomicBool,
+    /// Whoever works under the run has asked for its end.
+    stop_was_asked: AtomicBool,
     /// When the work last said that it advances: nanoseconds of the boot clock.
     last_beat: AtomicU64,
     /// The work has outlived its grace.
@@ -85,6 +91,8 @@ impl Shared {
             expires_at_micros: AtomicI64::new(expires_at_micros),
             renewed_until: watch::Sender::new(trusted_until),
             phase: Mutex::new(phase),
+            phase_is_new: AtomicBool::new(false),
+            stop_was_asked: AtomicBool::new(false),
             last_beat: AtomicU64::new(0),
             is_stuck: AtomicBool::new(false),
             works: Works::of_guard(),
@@ -156,8 +164,21 @@ impl Shared {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn set_phase(&self, phase: Phase) {
+    /// Answers whether the actor has to be told: it takes what is newest when it comes to it, so that however often
+    /// this is called, one message is on its way (invariant I10).
+    pub(super) fn set_phase(&self, phase: Phase) -> bool {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        !self.phase_is_new.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn take_new_phase(&self) -> Phase {
+        self.phase_is_new.swap(false, Ordering::AcqRel);
+        self.phase()
+    }
+
+    /// Answers whether the actor has to be told: the first request is the one that counts.
+    pub(super) fn ask_to_stop(&self) -> bool {
+        !self.stop_was_asked.swap(true, Ordering::Relaxed)
     }
 
     pub(super) fn beat(&self) {
@@ -205,6 +226,12 @@ impl Shared {
         let _ = self.released.set(released);
         self.told.cancel();
         self.settled.cancel();
+    }
+
+    /// All that worked under the run has ended or was given up, and its release has had its time.
+    pub(super) async fn over(&self) {
+        select(pin!(self.work_ended.cancelled()), pin!(self.given_up.cancelled())).await;
+        self.settled.cancelled().await;
     }
 
     pub(super) async fn cancelled(self: Arc<Self>) -> EndReason {

@@ -4,14 +4,14 @@ use std::{
     fmt,
     future::Future,
     pin::{Pin, pin},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
 
 use futures::future::{Either, select};
 use tokio::task::{JoinError, JoinHandle};
 
-use super::RunContext;
+use super::{RunContext, Shared};
 use crate::{actor::run::WorkEnded, end::EndReason};
 
 impl RunContext {
@@ -45,26 +45,75 @@ impl RunContext {
         Task { context: self.clone(), handle: tokio::task::spawn_local(self.track(future)) }
     }
 
+    /// The same for work that blocks its thread, on the runtime's pool for such work.
+    ///
+    /// Nothing can end it but itself: it should look at [`is_held`](Self::is_held) now and then. Until it returns the
+    /// session is kept, shown as stuck when its grace is over. A bare [`spawn_blocking`](tokio::task::spawn_blocking),
+    /// awaited in a scope or in a sub-task, is unknown to the run: the wait is dropped in time, the work goes on.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn spawn_blocking<T, F>(&self, work: F) -> Task<T>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let tracked = Tracked { work, entry: Entry::of_task(self.clone()), shared: self.shared.clone() };
+        Task { context: self.clone(), handle: tokio::task::spawn_blocking(move || tracked.call()) }
+    }
+
     /// Makes a future part of the run from now on, for an executor of your own: the run lasts until the returned
     /// future has ended or was dropped. It answers like a [`Task`].
     ///
     /// # Cancel safety
     /// Dropping the returned future before it has ended ends the run as `Dropped`: a part of its work is missing.
     pub fn track<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, EndReason>> + use<F> {
-        let (shared, entry) = (self.shared.clone(), Entry::of_task(self.clone()));
-        async move {
-            let Some(entry) = entry else { return Err(shared.reason_so_far()) };
-            let value = {
-                // Made within the block: what is dropped for being late has gone before it is said to have left.
-                let future = pin!(future);
-                match select(pin!(shared.killed.cancelled()), future).await {
-                    Either::Right((value, _)) => Ok(value),
-                    Either::Left(_) => Err(shared.first_reason()),
-                }
-            };
-            entry.leave();
-            value
-        }
+        let entry = Entry::of_task(self.clone());
+        Tracked { work: future, entry, shared: self.shared.clone() }.run()
+    }
+}
+
+/// Work on its way, with its entry: whatever drops it drops the work first.
+struct Tracked<W> {
+    work: W,
+    entry: Option<Entry>,
+    shared: Arc<Shared>,
+}
+
+impl<F: Future> Tracked<F> {
+    async fn run(self) -> Result<F::Output, EndReason> {
+        let Self { work, entry, shared } = self;
+        let Some(entry) = entry else { return Err(shared.reason_so_far()) };
+        let value = {
+            // Made within the block: what is dropped for being late has gone before it is said to have left.
+            let work = pin!(work);
+            match select(pin!(shared.killed.cancelled()), work).await {
+                Either::Right((value, _)) => Ok(value),
+                Either::Left(_) => Err(shared.first_reason()),
+            }
+        };
+        entry.leave();
+        value
+    }
+}
+
+impl<W> Tracked<W> {
+    fn call<T>(self) -> Result<T, EndReason>
+    where
+        W: FnOnce() -> T,
+    {
+        let Self { work, entry, shared } = self;
+        let Some(entry) = entry else { return Err(shared.reason_so_far()) };
+        // It may have waited for a thread of the pool for longer than the run had.
+        let value = match shared.token.is_cancelled() {
+            false => Ok(work()),
+            true => {
+                drop(work);
+                Err(shared.first_reason())
+            }
+        };
+        entry.leave();
+        value
     }
 }
 

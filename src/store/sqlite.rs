@@ -198,12 +198,16 @@ impl Connection {
 
 /// SQLite opens a write-protected file silently for reading. A write that matches no row tells.
 async fn accept_writes(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
-    let written = sqlx::query("DELETE FROM tenure_session_lease WHERE false").execute(sqlite).await;
-    match written.map_err(Failure::from) {
+    match write_nothing(sqlite).await {
         Err(failure) if !failure.is_busy() => Err(failure),
         // Somebody else is writing: so the file can be written.
         _ => Ok(()),
     }
+}
+
+async fn write_nothing(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
+    sqlx::query("DELETE FROM tenure_session_lease WHERE false").execute(sqlite).await?;
+    Ok(())
 }
 
 // Writes are read to their end with `fetch_all` or `execute`. sqlx's `fetch_one` and `fetch_optional` reset the
@@ -274,10 +278,11 @@ impl LeaseConnection for Connection {
         Box::pin(async move {
             let usable = async {
                 schema::check(&mut self.sqlite).await?;
-                if self.file.access() != Access::ReadOnly {
-                    accept_writes(&mut self.sqlite).await?;
+                if self.file.access() == Access::ReadOnly {
+                    return Ok(());
                 }
-                Ok(())
+                // Unlike at connecting: whoever writes for so long keeps a grant waiting, too.
+                write_nothing(&mut self.sqlite).await
             };
             let usable = usable.await;
             self.answer(usable)

@@ -241,7 +241,7 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
     }
 }
 
-/// How long connections may take to say goodbye at the end, and listeners to hear of it.
+/// How long connections may take to say goodbye at the end.
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
@@ -252,7 +252,11 @@ impl Plan {
         let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
         let (over, goodbyes) = (CancellationToken::new(), TaskTracker::new());
         for listener in listeners {
-            actix_rt::spawn(goodbyes.track_future(forward(events.source().subscribe(), listener)));
+            actix_rt::spawn(goodbyes.track_future(forward(
+                events.source().subscribe(),
+                listener,
+                over.clone(),
+            )));
         }
         let lane = LaneSettings {
             store: store.clone(),
@@ -285,7 +289,8 @@ impl Plan {
             };
             let acquires = Lane::start_with(acquiring);
             let (location, queries, goodbyes) = (location.clone(), queries.clone(), goodbyes.clone());
-            let links = Links { node, location, acquires, run, goodbyes, queries, is_busy };
+            let links =
+                Links { node, location, acquires, run, over: over.clone(), goodbyes, queries, is_busy };
             Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
         });
         if hints {

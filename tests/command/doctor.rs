@@ -208,11 +208,12 @@ mod on_a_server {
             found.map(|server| server["verdict"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
 
-        // A synchronous standby has what was committed; it is not yet there to be read.
-        crate::support::wait_until("the standby has applied the schema", || {
-            verdicts(&Seen::of(&scene, &url)) == ["ok", "ok"]
+        // What was committed is on the standby's disk, but it may yet have to find out that there is a database.
+        crate::support::wait_until("the standby has replayed it all", || {
+            Seen::of(&scene, &url).servers.iter().all(|server| server["verdict"] == "ok")
         });
         let healthy = Seen::of(&scene, &url);
+        assert_eq!(verdicts(&healthy), ["ok", "ok"]);
         assert!(healthy.servers[0].to_string().contains("a standby"), "{:?}", healthy.servers);
         assert!(healthy.servers[1].to_string().contains("takes writes"), "{:?}", healthy.servers);
         healthy.assert("replication", "ok", "synchronous (*)");

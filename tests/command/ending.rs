@@ -76,7 +76,9 @@ impl Contender {
 
 /// By the database's clock, which is that of this machine.
 async fn acquired_at_last(url: &str, pids: &[i32]) -> SystemTime {
-    let supervisor = Supervisor::builder(url).holder("contender").start().await.unwrap();
+    // Longer than a server of the tests stands still.
+    let started = Supervisor::builder(url).holder("contender").connect_timeout(AT_LAST).start();
+    let supervisor = started.await.unwrap();
     let until = std::time::Instant::now() + AT_LAST;
     loop {
         match supervisor.acquire(&key("chat")).await {

@@ -66,13 +66,23 @@ pub(super) fn work(mut commands: Commands) {
 async fn fail_in_every_way(heard: &Heard, commands: &mut Commands) {
     let env = |name| std::env::var(name).expect("the test sets it");
     let url = env("URL");
-    for bad in [env("WRONG"), env("NOWHERE"), url.replace(":", "::"), url.replace("postgres:", "mysql:")] {
+    let on_several = env("WRONG").replace('@', "@127.0.0.1:1,");
+    let nowhere_else = env("NOWHERE").replace('@', "@127.0.0.1:1,");
+    for bad in [
+        env("WRONG"),
+        env("NOWHERE"),
+        url.replace(":", "::"),
+        url.replace("postgres:", "mysql:"),
+        on_several,
+        nowhere_else,
+    ] {
         let builder = Supervisor::builder(bad.clone()).ttl(Duration::from_secs(1));
         heard.shown(&builder);
         heard.error(builder.start().await.expect_err("it is bad"));
         heard.error(tenure::migrate(&bad).await.expect_err("it is bad"));
     }
-    let supervisor = supervisor(&url, Duration::from_secs(1)).await;
+    // Long enough for a machine at full load, whose every step is logged besides.
+    let supervisor = supervisor(&url, Duration::from_secs(6)).await;
     heard.shown(&supervisor);
     heard.shown(&supervisor.location());
     let session = SessionKey::new("acct", "chat").expect("short");

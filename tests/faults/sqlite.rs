@@ -47,6 +47,16 @@ async fn i9_a_write_lock_held_for_good_ends_every_run_by_its_trusted_time() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_is_not_ready_while_a_stranger_keeps_the_write_lock() {
+    let backend = SqliteBackend::start().await;
+    let supervisor = supervisor(&backend.url(), TTL).await;
+    let stranger = Writer::begin(&backend).await;
+    assert!(!supervisor.is_ready().await);
+    stranger.end().await;
+    at_last("readiness", async || supervisor.is_ready().await.then_some(()).ok_or_else(String::new)).await;
+}
+
 /// Somebody else's open write transaction.
 struct Writer(SqliteConnection);
 

@@ -201,6 +201,27 @@ fn work_has_the_grace_that_the_shutdown_was_given_and_a_second_one_can_only_shor
 }
 
 #[test]
+fn a_shutdown_tells_of_ends_that_the_database_has_not_confirmed() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let mut work = Vec::new();
+        for n in 0..5 {
+            let run = held(&supervisor, &format!("chat-{n}")).await;
+            work.push(spawn_local(run.scope(async |_| std::future::pending::<()>().await)));
+        }
+        let kept = held(&supervisor, "kept").await;
+        sim.sleep(millis(1)).await;
+        sim.store.set_fault(Fault::Frozen);
+        let report = supervisor.shutdown(millis(500)).await;
+        assert_eq!((report.ended.len(), report.left.len()), (5, 6), "{report:?}");
+        for EndedRun { ended, .. } in &report.ended {
+            assert_eq!((&ended.reason, ended.released), (&EndReason::Shutdown, false));
+        }
+        drop(kept);
+    });
+}
+
+#[test]
 fn a_supervisor_is_not_ready_while_its_database_is_away() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;

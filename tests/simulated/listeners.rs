@@ -98,6 +98,25 @@ fn i10_a_slow_actor_delays_no_renewal_and_is_told_what_it_missed() {
 }
 
 #[test]
+fn a_slow_actor_delays_no_shutdown_and_hears_of_every_end_all_the_same() {
+    simulate(async |sim| {
+        let (slow, heard) = Listener::start(seconds(10));
+        let supervisor =
+            sim.supervisor().ttl(TTL).events(slow.clone().recipient()).start_here().await.unwrap();
+        let run = supervisor.acquire(&key("chat")).events(slow.recipient()).await.unwrap();
+        let _work = tokio::task::spawn_local(run.scope(async |ctx| ctx.cancelled().await));
+        sim.sleep(millis(1)).await;
+        let began = tokio::time::Instant::now();
+        supervisor.shutdown(seconds(5)).await;
+        assert!(began.elapsed() < millis(100), "{:?}", began.elapsed());
+        sim.sleep(millis(1)).await;
+        let heard = heard.borrow();
+        let ends = heard.iter().filter(|event| matches!(event, RunEvent::Ended { .. })).count();
+        assert_eq!((ends, heard.len()), (2, 6), "{heard:?}");
+    });
+}
+
+#[test]
 fn an_actor_that_has_died_disturbs_nobody() {
     simulate(async |sim| {
         let (dying, heard) = Listener::start(Duration::ZERO);

@@ -454,6 +454,57 @@ fn whoever_attaches_learns_of_every_end() {
     });
 }
 
+#[test]
+fn whoever_attaches_to_work_that_panics_waits_for_what_it_had_started() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        let began = Instant::now();
+        let handle = run.spawn_scope(|ctx| async move {
+            let inner = ctx.clone();
+            drop(ctx.spawn(async move {
+                inner.cancelled().await;
+                tokio::time::sleep(seconds(3)).await;
+            }));
+            panic!("the work failed");
+        });
+        sim.sleep(seconds(1)).await;
+        assert!(!handle.is_finished());
+        let error: tenure::ScopeError<()> = handle.attach().await.unwrap_err();
+        assert!(began.elapsed() >= seconds(3), "{:?}", began.elapsed());
+        assert_eq!((error.reason(), error.ended().released), (&EndReason::Panicked, true));
+        assert!(sim.store.is_empty());
+    });
+}
+
+/// Says whether the run was held when this was dropped.
+struct DropsUnder(RunContext, Rc<Cell<Option<bool>>>);
+
+impl Drop for DropsUnder {
+    fn drop(&mut self) {
+        self.1.set(Some(self.0.is_held()));
+    }
+}
+
+#[test]
+fn i6_work_that_never_began_is_dropped_before_its_run() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let was_held = Rc::new(Cell::new(None));
+
+        let run = held(&supervisor, "chat").await;
+        let work = DropsUnder(run.context(), was_held.clone());
+        drop(run.scope(async move |_| drop(work)));
+        assert_eq!(was_held.take(), Some(true));
+
+        let run = held(&supervisor, "chat").await;
+        let work = DropsUnder(run.context(), was_held.clone());
+        drop(run.context().track(async move { drop(work) }));
+        assert_eq!(was_held.take(), Some(true));
+        drop(run);
+    });
+}
+
 /// Scenario: a stop and the completion at the same instant, in both orders.
 #[test]
 fn i3_a_stop_and_a_completion_at_the_same_instant_are_one_reason_for_everybody() {

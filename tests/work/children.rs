@@ -232,6 +232,21 @@ mod in_memory {
         assert_eq!(scene.alive(), NONE);
     }
 
+    #[tokio::test]
+    async fn children_of_one_command_are_ended_apart() {
+        let scene = Scene::new();
+        let run = run().await;
+        let mut command = scene.script("exec sleep 600");
+        let (one, other) = (run.child(&mut command).unwrap(), run.child(&mut command).unwrap());
+        one.end();
+        assert!(one.wait().await.tree.is_verified());
+        // Time enough to be told to end, too.
+        background::sleep(Duration::from_millis(200)).await;
+        assert!(process_table::is_alive(other.pid() as i32));
+        assert!(run.release().await.released);
+        assert!(!process_table::is_alive(other.pid() as i32));
+    }
+
     /// Scenario: no child is started after a stop decision.
     #[tokio::test]
     async fn no_child_is_started_once_the_run_was_told_to_end() {

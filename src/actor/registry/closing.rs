@@ -1,13 +1,19 @@
 //! How a registry ends: it takes no new runs, lets the old ones finish or tells them to, and reports.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use actix::{ActorContext, AsyncContext, Context, Handler, Message};
 use futures::channel::oneshot;
 use tracing::{info, warn};
 
 use super::{Registry, Running};
-use crate::{actor::run::Stop, end::EndReason, event::RunRef, run::Ended, session::SessionKey};
+use crate::{
+    actor::run::Stop,
+    end::EndReason,
+    event::RunRef,
+    run::{Ended, Shared},
+    session::SessionKey,
+};
 
 /// Set once no new runs are taken.
 #[derive(Default)]
@@ -46,7 +52,7 @@ pub(crate) struct Shutdown {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// The runs that ended from its beginning on, in this order.
+    /// The runs whose work ended from its beginning on, for whatever reason, in this order.
     pub ended: Vec<EndedRun>,
     /// Sessions whose work had not ended, or whose release was not confirmed, in time; in key order. Their leases
     /// expire within one ttl.
@@ -66,6 +72,12 @@ pub struct EndedRun {
     pub ended: Ended,
 }
 
+impl EndedRun {
+    fn of(shared: &Arc<Shared>) -> Self {
+        Self { run: RunRef::of(shared), ended: shared.ended() }
+    }
+}
+
 impl Registry {
     pub(super) fn is_closing(&self) -> bool {
         self.closing.is_some()
@@ -80,12 +92,12 @@ impl Registry {
         let Some(shutdown) = self.closing.as_mut().and_then(|closing| closing.shutdown.as_mut()) else {
             return;
         };
-        let ended = run.shared.ended();
+        let run = EndedRun::of(&run.shared);
         // A row of another run is not this supervisor's to free.
-        if !ended.released && ended.reason != EndReason::Superseded {
-            shutdown.left.push(run.shared.key.clone());
+        if !run.ended.released && run.ended.reason != EndReason::Superseded {
+            shutdown.left.push(run.run.key.clone());
         }
-        shutdown.ended.push(EndedRun { run: RunRef::of(&run.shared), ended });
+        shutdown.ended.push(run);
     }
 
     /// The row that an acquire of unknown outcome may have made will not be looked for any longer.
@@ -110,7 +122,10 @@ impl Registry {
 
     fn end(&mut self, ctx: &mut Context<Self>) {
         let shutdown = self.closing.as_mut().and_then(|closing| closing.shutdown.take());
-        let Some(ShuttingDown { replies, ended, mut left }) = shutdown else { return };
+        let Some(ShuttingDown { replies, mut ended, mut left }) = shutdown else { return };
+        let running = self.sessions.values().filter_map(|session| session.running.as_ref());
+        let unreleased = running.filter(|run| run.shared.is_work_over());
+        ended.extend(unreleased.map(|run| EndedRun::of(&run.shared)));
         left.extend(self.sessions.keys().chain(self.orphans.values()).cloned());
         left.sort();
         left.dedup();
