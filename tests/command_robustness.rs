@@ -34,8 +34,8 @@ use tenure::{
     clock::{Clock as _, SystemClock},
 };
 
-/// The shortest there is.
-const TTL: Duration = Duration::from_secs(1);
+/// Short, and yet a guardian on a machine at many times its cores in load has time to kill: 0.2 s.
+const TTL: Duration = Duration::from_secs(2);
 /// As many as keep two cores busy.
 const LANES: usize = 6;
 /// How long whoever takes over writes, so that a program that is still there would be caught beside it.
@@ -302,7 +302,7 @@ impl<'a> Lane<'a> {
 
     fn start(&self, program: &str, began: &str) -> Running {
         let mut command = self.scene.tenure(["-q", "run", "-a", ACCOUNT, "-s", &self.session]);
-        command.args(["--ttl", "1s", "--stop-grace", "200ms", "--", "sh", "-c", program]);
+        command.args(["--ttl", "2s", "--stop-grace", "200ms", "--", "sh", "-c", program]);
         command.env("TENURE_DATABASE_URL", &self.database.url).env(process::ROLE, "program");
         command.env("program", env::current_exe().expect("a process has an executable"));
         command.env(FILE, &self.file).env("began", self.scene.path(began));
