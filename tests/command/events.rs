@@ -178,7 +178,7 @@ async fn text_is_one_line_an_event_and_shows_control_characters_escaped(backend:
     let (scene, url) = (Scene::new(), backend.url());
     let evil = "a\u{1b}[31m\r\nb\u{7f}\u{9b}c";
     let mut command = scene.tenure(["--database", &url, "run", "-a", ACCOUNT, "-s", evil, "--ttl", "10s"]);
-    let script = "trap '' TERM; : > $dir/ready; while :; do sleep 0.01; done";
+    let script = "trap ': > $dir/told' TERM; : > $dir/ready; while :; do sleep 0.01; done";
     command.args(["--stop-grace", "10m", "--holder", evil, "--", "sh", "-c", script]);
     let run = Running::start(command);
     scene.wait_for("ready");
@@ -190,6 +190,7 @@ async fn text_is_one_line_an_event_and_shows_control_characters_escaped(backend:
     backend.request_stop(&key(evil), evil, evil).await;
     let busy = look(&["run", "-a", ACCOUNT, "-s", evil, "--", "true"]);
     let (status, list) = (look(&["status", "-a", ACCOUNT, "-s", evil]), look(&["list"]));
+    scene.wait_for("told");
     // The second has no more patience. One like the first would be lost while that is pending.
     run.signal(Signal::TERM);
     run.signal(Signal::INT);
