@@ -178,7 +178,7 @@ async fn text_is_one_line_an_event_and_shows_control_characters_escaped(backend:
     let (scene, url) = (Scene::new(), backend.url());
     let evil = "a\u{1b}[31m\r\nb\u{7f}\u{9b}c";
     let mut command = scene.tenure(["--database", &url, "run", "-a", ACCOUNT, "-s", evil, "--ttl", "10s"]);
-    let script = "trap ': > $dir/told' TERM; : > $dir/ready; while :; do sleep 0.01; done";
+    let script = "exec 2> /dev/null; trap ': > $dir/told' TERM; : > $dir/ready; while :; do sleep 0.01; done";
     command.args(["--stop-grace", "10m", "--holder", evil, "--", "sh", "-c", script]);
     let run = Running::start(command);
     scene.wait_for("ready");
