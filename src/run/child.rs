@@ -184,19 +184,14 @@ impl Warden {
     }
 
     fn end_tree(&self, tree: ProcessTree, grace: Duration) -> TreeEnd {
-        let mut ending = tree.ending(grace);
+        let mut ending = tree.ending(grace).killed_by(self.context.shared.killed.clone());
         while let Progress::Wait(pause) = ending.step() {
-            thread::sleep(pause.min(LONGEST_PAUSE));
-            if self.context.shared.killed.is_cancelled() {
-                ending.shorten(Duration::ZERO);
-            }
+            ending.pause(pause);
         }
         ending.finish()
     }
 }
 
-/// How late the end of a run's grace may be noticed.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// How often what survives SIGKILL is killed again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
