@@ -38,7 +38,8 @@ impl RunContext {
     /// No child is started after the run was told to end.
     ///
     /// A host process that is killed, or exits without waiting for its runs, cannot end anything: its children live
-    /// on. The command `tenure run` has a guardian for that.
+    /// on. One that is frozen (SIGSTOP, a paused container) ends them only when it goes on, which may be after another
+    /// run has entered. The command `tenure run` has a guardian for that.
     ///
     /// Dropping the [`ChildTree`] changes nothing: the child goes on, and the run waits for it.
     ///

@@ -173,7 +173,7 @@ mod in_memory {
         children
     }
 
-    /// However many there are, no more time is promised to another run than half the margin after the kill.
+    /// However many there are, another run may enter half a margin after they are killed.
     #[tokio::test]
     async fn i3_very_many_children_of_a_lost_run_are_gone_before_another_may_enter() {
         const CHILDREN: usize = 120;
@@ -193,7 +193,6 @@ mod in_memory {
         assert_eq!((reason, scene.alive()), (EndReason::Expired, vec![]));
         // Trust that ends by the clock leaves a margin until the session's expiry.
         assert!(gone_after < margin, "{gone_after:?}");
-        println!("gone {:?} after the kill", gone_after.saturating_sub(margin / 2));
         for child in children {
             assert!(child.wait().await.tree.is_verified());
         }
@@ -210,10 +209,8 @@ mod in_memory {
         let supervisor = started.await.unwrap();
         let run = supervisor.acquire(&key("chat")).await.unwrap();
         let children = start_deaf(&scene, &run.context(), CHILDREN);
-        let told_at = Instant::now();
         run.stop("tea");
         let ended = run.release().await;
-        println!("released {:?} after the stop", told_at.elapsed());
         assert_eq!((ended.released, scene.alive()), (true, vec![]));
         for child in children {
             let end = child.wait().await;
