@@ -292,3 +292,34 @@ impl Ending {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        os::unix::process::CommandExt,
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+    use crate::process::ProcessTree;
+
+    /// Its root, a zombie by then, is all that is known of the tree.
+    #[test]
+    fn who_is_killed_before_the_first_look_takes_the_group_along() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 600 & exit 0"]).process_group(0).stdout(Stdio::piped());
+        let mut root = shell.spawn().unwrap();
+        let tree = ProcessTree::marked("TENURE_TEST_NOBODY".to_owned()).with_root(root.id());
+        let killed = CancellationToken::new();
+        killed.cancel();
+        let pid = rustix::process::Pid::from_child(&root);
+        let exited = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
+        let mut ending = tree.ending(Duration::MAX).killed_by(killed);
+        assert_eq!(ending.step(), Progress::Wait(Duration::ZERO));
+        // Its end of the pipe closes when the last of the group is gone.
+        root.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+        root.wait().unwrap();
+    }
+}
