@@ -5,15 +5,23 @@
 //! ```
 //!
 //! One tool answers, one does what it is told, one ignores SIGTERM, and one has left a process behind that nobody
-//! waits for.
+//! waits for. Ctrl-C and SIGTERM stop the run as well: each tool has a process group of its own, which the terminal does
+//! not reach, so a host that does not handle them would leave its tools behind.
 
 #[cfg(unix)]
 use {
-    std::{error::Error, process::Command, process::Stdio, time::Duration},
+    std::{
+        error::Error,
+        future::Future,
+        io,
+        process::{Command, Stdio},
+        time::Duration,
+    },
     tenure::{ChildTree, RunContext, SessionKey, Supervisor, process::Outcome},
     tokio::{
         io::AsyncReadExt,
         process::ChildStdout,
+        signal::unix::{SignalKind, signal},
         time::{Instant, sleep},
     },
 };
@@ -22,14 +30,16 @@ use {
 #[cfg(unix)]
 const TOOLS: [(&str, &str); 4] = [
     ("answer", "sleep 0.3; echo 42"),
-    ("obedient", "exec sleep 600"),
-    ("stubborn", "trap '' TERM; while :; do sleep 600; done"),
-    ("forking", "(sleep 600 &); exec sleep 600"),
+    ("obedient", "exec sleep 30"),
+    ("stubborn", "trap '' TERM; for part in 1 2 3; do sleep 10; done"),
+    ("forking", "(sleep 30 &); exec sleep 30"),
 ];
 
 #[cfg(unix)]
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Before the first tool can be left behind.
+    let interrupted = interrupted()?;
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite://{}", directory.path().join("leases.db").display());
     let supervisor =
@@ -39,7 +49,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let mut tools = Vec::new();
     // The tools belong to the run: the scope returns when each has ended, and all that it has started.
-    let worked = run.scope(async |ctx| call_tools(&ctx, &mut tools).await).await;
+    let worked = run
+        .scope(async |ctx| {
+            ctx.spawn(stop_when(interrupted, ctx.clone()));
+            call_tools(&ctx, &mut tools).await
+        })
+        .await;
     match &worked {
         Ok(_) => println!("all tools have answered"),
         Err(error) => println!("{error}"),
@@ -66,6 +81,9 @@ async fn call_tools(
     let mut answer = String::new();
     let output = tools[0].1.stdout.take().ok_or("no pipe")?;
     ChildStdout::from_std(output)?.read_to_string(&mut answer).await?;
+    if !ctx.is_held() {
+        return Ok(answer);
+    }
     println!("answered {:<8}  {}", tools[0].0, answer.trim());
 
     ctx.spawn(press_stop(ctx.clone()));
@@ -80,11 +98,34 @@ async fn call_tools(
 #[cfg(unix)]
 async fn press_stop(ctx: RunContext) {
     sleep(Duration::from_millis(500)).await;
+    if !ctx.is_held() {
+        return;
+    }
     println!("somebody presses stop");
     let pressed = Instant::now();
     ctx.stop("the button was pressed");
     ctx.cancelled().await;
     println!("cancelled within {:.1} ms; the tools have a second", pressed.elapsed().as_secs_f64() * 1e3);
+}
+
+/// Ctrl-C or SIGTERM, from now on.
+#[cfg(unix)]
+fn interrupted() -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+#[cfg(unix)]
+async fn stop_when(interrupted: impl Future<Output = ()>, ctx: RunContext) {
+    tokio::select! {
+        () = interrupted => ctx.stop("interrupted"),
+        _ = ctx.cancelled() => {}
+    }
 }
 
 /// What became of a tool, and of each process below it.

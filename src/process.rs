@@ -61,6 +61,9 @@ mod census;
 #[path = "process/group.rs"]
 mod census;
 mod ending;
+mod patience;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod reading;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod table;
 
@@ -72,10 +75,14 @@ pub use ending::{Ending, Progress};
 
 use crate::session::RunId;
 use census::Census;
+use patience::Patience;
+
+/// How the name of every marker begins.
+const MARKER_PREFIX: &str = "TENURE_";
 
 /// The name of the environment variable that marks the processes of a run.
 pub fn marker_name(run: RunId) -> String {
-    format!("TENURE_RUN_{}", run.as_uuid().simple())
+    format!("{MARKER_PREFIX}RUN_{}", run.as_uuid().simple())
 }
 
 /// Makes a command start the root of a tree: in a process group of its own, its environment marked.
@@ -115,8 +122,9 @@ impl ProcessTree {
         Self { census: Census::of(marker_name(run)) }
     }
 
-    /// Whatever carries a marker of this name, and what belongs to that.
+    /// Whatever carries a marker of this name, which begins as all do, and what belongs to that.
     pub(crate) fn marked(name: String) -> Self {
+        debug_assert!(name.starts_with(MARKER_PREFIX), "{name}");
         Self { census: Census::of(name) }
     }
 
@@ -138,10 +146,10 @@ impl ProcessTree {
 
     /// Looks, and answers who is alive, stopped ones included.
     ///
-    /// Reads the process table, which takes milliseconds. Who leaves its parents *and* hides later is still
+    /// Reads the process table, which takes milliseconds; all who look at the same time share a reading. Who leaves its parents *and* hides later is still
     /// known as a member if it was seen by a look of this value before.
     pub fn members(&mut self) -> Vec<Member> {
-        self.census.scan(None).map_or_else(Vec::new, |look| look.members)
+        self.census.scan(&Patience::default()).map_or_else(Vec::new, |look| look.members)
     }
 
     /// Starts to end the tree, step by step on the caller's own schedule.
@@ -153,7 +161,7 @@ impl ProcessTree {
     pub fn end_blocking(self, grace: Duration) -> TreeEnd {
         let mut ending = self.ending(grace);
         while let Progress::Wait(pause) = ending.step() {
-            thread::sleep(pause);
+            ending.pause(pause);
         }
         ending.finish()
     }

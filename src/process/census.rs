@@ -1,7 +1,7 @@
 //! Who belongs to a tree, from the process table.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet},
     io,
     time::{Duration, Instant},
 };
@@ -15,7 +15,8 @@ use rustix::{
 
 use super::{
     Identity, Look, Member,
-    table::{Entry, children, list, table},
+    patience::Patience,
+    table::{Entry, Table, children, list},
 };
 use crate::clock::BootInstant;
 
@@ -30,7 +31,7 @@ pub(super) fn started_before(member: &Member, instant: BootInstant) -> bool {
 /// How the members of a tree are recognised, and which were.
 #[derive(Debug, Clone)]
 pub(super) struct Census {
-    /// `NAME=`, as the environment shows it.
+    /// The name of an environment variable.
     marker: Vec<u8>,
     all_below: Option<i32>,
     /// Members of the last look, zombies included. Their ids may be recycled once they are not in the table.
@@ -44,7 +45,7 @@ pub(super) struct Census {
 impl Census {
     pub(super) fn of(marker_name: String) -> Self {
         Self {
-            marker: format!("{marker_name}=").into_bytes(),
+            marker: marker_name.into_bytes(),
             all_below: None,
             known: HashSet::new(),
             groups: HashMap::new(),
@@ -62,22 +63,19 @@ impl Census {
         self.all_below = Some(own_pid());
     }
 
-    /// Looks at the whole table; `None` when the deadline comes first.
-    pub(super) fn scan(&mut self, deadline: Option<Instant>) -> Option<Look> {
-        let (table, is_complete) = table(&self.marker, deadline)?;
-        let inside = self.members_of(&table);
-        let alive = table.iter().zip(inside).filter(|(entry, is_inside)| *is_inside && entry.is_alive());
-        Some(Look { members: alive.map(|(entry, _)| entry.member()).collect(), is_complete })
+    /// Looks at the whole table; `None` when the patience is over first.
+    pub(super) fn scan(&mut self, patience: &Patience) -> Option<Look> {
+        let table = Table::look(patience)?;
+        let inside = self.members_of(&table).into_iter().map(|index| &table.entries[index]);
+        let members = inside.filter(|entry| entry.is_alive()).map(Entry::member).collect();
+        Some(Look { members, is_complete: table.is_complete })
     }
 
-    /// Those of an earlier look who are alive, and those whom the kernel lists as descendants: no proof that there
-    /// are no others, but far cheaper than a look.
-    pub(super) fn at_hand(&self, known: &[Member]) -> Vec<Member> {
-        let mut entries: HashMap<_, _> = known
-            .iter()
-            .filter_map(|member| Entry::read(member.id.pid).filter(|entry| entry.id == member.id))
-            .map(|entry| (entry.id, entry))
-            .collect();
+    /// Those of the last look, or the root where there was none, who are alive, and those whom the kernel lists as
+    /// descendants: no proof that there are no others, but far cheaper than a look.
+    pub(super) fn at_hand(&self) -> Vec<Member> {
+        let known = self.known.iter().filter_map(|id| Entry::read(id.pid).filter(|entry| entry.id == *id));
+        let mut entries: HashMap<_, _> = known.map(|entry| (entry.id, entry)).collect();
         let mut parents: Vec<_> = self.all_below.into_iter().collect();
         while let Some(parent) = parents.pop() {
             for entry in children(parent).into_iter().filter_map(Entry::read) {
@@ -86,6 +84,17 @@ impl Census {
             }
         }
         entries.values().filter(|entry| entry.is_alive()).map(Entry::member).collect()
+    }
+
+    /// Sends a signal to the groups whose leader is there, if only as a zombie: whoever is in them then, known or not.
+    pub(super) fn signal_led_groups(&self, signal: Signal) {
+        for (group, start) in &self.groups {
+            let leads = |entry: Entry| entry.id.start == *start && entry.leads_group();
+            let is_led = *group != getpgrp().as_raw_pid() && Entry::read(*group).is_some_and(leads);
+            if let Some(group) = Pid::from_raw(*group).filter(|_| is_led) {
+                let _ = kill_process_group(group, signal);
+            }
+        }
     }
 
     /// Sends a signal to all members: to a whole group at once where it is the tree's own, so that no fork in it
@@ -126,7 +135,7 @@ impl Census {
                 let is_member = if is_child_of_member || self.is_member_by_itself(&entry) {
                     Some(true)
                 } else {
-                    entry.shows(&self.marker)
+                    entry.read_markers().map(|markers| markers.iter().any(|name| **name == *self.marker))
                 };
                 // In the middle of an exec, it is looked at again in the next round.
                 let Some(is_member) = is_member else { continue };
@@ -140,26 +149,29 @@ impl Census {
         }
     }
 
-    /// Marks the entries that belong to the tree, and remembers them.
-    fn members_of(&mut self, table: &[Entry]) -> Vec<bool> {
+    /// Those who belong to the tree, in the order of the table; they are remembered.
+    fn members_of(&mut self, table: &Table) -> Vec<usize> {
         self.forget_what_is_not_in(table);
         let mut walk = Walk::over(table);
-        for (index, entry) in table.iter().enumerate() {
-            if self.is_member_by_itself(entry) {
-                walk.enter(index);
-            }
+        let known = self.known.iter().filter_map(|id| table.position(*id));
+        let groups = self.groups.keys().filter_map(|group| table.groups.get(group)).flatten();
+        let sessions = self.sessions.keys().filter_map(|session| table.sessions.get(session)).flatten();
+        let below = self.all_below.iter().filter_map(|parent| table.children.get(parent)).flatten();
+        let marked = table.marked.get(self.marker.as_slice()).into_iter().flatten();
+        known
+            .chain(groups.chain(sessions).chain(below).chain(marked).copied())
+            .for_each(|one| walk.enter(one));
+        let mut inside = walk.follow();
+        inside.sort_unstable();
+        for index in &inside {
+            self.admit(&table.entries[*index]);
         }
-        walk.follow();
-        for (entry, _) in table.iter().zip(&walk.inside).filter(|(_, is_inside)| **is_inside) {
-            self.admit(entry);
-        }
-        walk.inside
+        inside
     }
 
-    /// Whether this entry alone shows that it belongs to the tree.
+    /// Whether this entry alone, its markers aside, shows that it belongs to the tree.
     fn is_member_by_itself(&self, entry: &Entry) -> bool {
-        entry.is_marked
-            || self.known.contains(&entry.id)
+        self.known.contains(&entry.id)
             || self.groups.contains_key(&entry.group)
             || self.sessions.contains_key(&entry.session)
             || self.all_below == Some(entry.parent)
@@ -176,71 +188,49 @@ impl Census {
     }
 
     /// An id that is free may be given to a stranger.
-    fn forget_what_is_not_in(&mut self, table: &[Entry]) {
-        let present: HashSet<_> = table.iter().map(|entry| entry.id).collect();
-        self.known.retain(|id| present.contains(id));
-        let starts: HashMap<_, _> = table.iter().map(|entry| (entry.id.pid, entry.id.start)).collect();
-        let is_same = |pid: &i32, start: &u64| starts.get(pid).is_none_or(|now| now == start);
-        let groups: HashSet<_> = table.iter().map(|entry| entry.group).collect();
-        self.groups.retain(|group, start| groups.contains(group) && is_same(group, start));
-        let sessions: HashSet<_> = table.iter().map(|entry| entry.session).collect();
-        self.sessions.retain(|session, start| sessions.contains(session) && is_same(session, start));
+    fn forget_what_is_not_in(&mut self, table: &Table) {
+        self.known.retain(|id| table.position(*id).is_some());
+        let start_of = |pid: &i32| table.by_pid.get(pid).map(|index| table.entries[*index].id.start);
+        let is_same = |pid: &i32, start: &u64| start_of(pid).is_none_or(|now| now == *start);
+        self.groups.retain(|group, start| table.groups.contains_key(group) && is_same(group, start));
+        self.sessions
+            .retain(|session, start| table.sessions.contains_key(session) && is_same(session, start));
     }
 }
 
 /// From a member to all that belong to it, over one table.
 struct Walk<'a> {
-    table: &'a [Entry],
-    children: HashMap<i32, Vec<usize>>,
-    groups: HashMap<i32, Vec<usize>>,
-    sessions: HashMap<i32, Vec<usize>>,
-    inside: Vec<bool>,
-    queue: VecDeque<usize>,
+    table: &'a Table,
+    inside: HashSet<usize>,
+    /// Of those inside, from whom the way has not been followed yet.
+    open: Vec<usize>,
     own_pid: i32,
 }
 
 impl<'a> Walk<'a> {
-    fn over(table: &'a [Entry]) -> Self {
-        let by = |key: fn(&Entry) -> i32| {
-            let mut map = HashMap::<_, Vec<_>>::new();
-            for (index, entry) in table.iter().enumerate() {
-                map.entry(key(entry)).or_default().push(index);
-            }
-            map
-        };
-        Self {
-            table,
-            children: by(|entry| entry.parent),
-            groups: by(|entry| entry.group),
-            sessions: by(|entry| entry.session),
-            inside: vec![false; table.len()],
-            queue: VecDeque::new(),
-            own_pid: own_pid(),
-        }
+    fn over(table: &'a Table) -> Self {
+        Self { table, inside: HashSet::new(), open: Vec::new(), own_pid: own_pid() }
     }
 
     fn enter(&mut self, index: usize) {
-        if !self.inside[index] && self.table[index].id.pid != self.own_pid {
-            self.inside[index] = true;
-            self.queue.push_back(index);
+        if self.table.entries[index].id.pid != self.own_pid && self.inside.insert(index) {
+            self.open.push(index);
         }
     }
 
-    fn follow(&mut self) {
-        while let Some(index) = self.queue.pop_front() {
-            let entry = &self.table[index];
+    fn follow(mut self) -> Vec<usize> {
+        let table = self.table;
+        while let Some(index) = self.open.pop() {
+            let entry = &table.entries[index];
             let pid = &entry.id.pid;
-            let mut found = self.children.get(pid).cloned().unwrap_or_default();
-            if entry.leads_group() {
-                found.extend(self.groups.get(pid).into_iter().flatten());
-            }
-            if entry.leads_session() {
-                found.extend(self.sessions.get(pid).into_iter().flatten());
-            }
-            for index in found {
-                self.enter(index);
+            let children = table.children.get(pid);
+            let group = table.groups.get(pid).filter(|_| entry.leads_group());
+            let session = table.sessions.get(pid).filter(|_| entry.leads_session());
+            for index in [children, group, session].into_iter().flatten().flatten() {
+                self.enter(*index);
             }
         }
+        self.inside.into_iter().collect()
     }
 }
 
@@ -288,7 +278,7 @@ mod tests {
             threads: 1,
             is_kernel_thread: false,
             name: "x".into(),
-            is_marked: false,
+            markers: Vec::new(),
         }
     }
 
@@ -298,9 +288,9 @@ mod tests {
         census
     }
 
-    fn pids(census: &mut Census, table: &[Entry]) -> Vec<i32> {
-        let inside = census.members_of(table);
-        table.iter().zip(inside).filter(|(_, inside)| *inside).map(|(entry, _)| entry.id.pid).collect()
+    fn pids(census: &mut Census, entries: &[Entry]) -> Vec<i32> {
+        let table = Table::of(entries.to_vec(), true);
+        census.members_of(&table).into_iter().map(|index| table.entries[index].id.pid).collect()
     }
 
     // Process ids above the kernel's greatest, so that none is this test's own.
@@ -320,13 +310,13 @@ mod tests {
         let root = entry(A, 1, A, 1);
         let table = [
             root.clone(),
-            entry(A + 1, A, A, 1),                                      // a child
+            entry(A + 1, A, A, 1),             // a child
             entry(A + 2, A + 1, A + 2, A + 2), // a grandchild with a session of its own
             entry(A + 3, 1, A + 9, A + 2),     // one that left its parents, in that session
             entry(A + 4, 1, A, 1),             // one that left its parents, in the root's group
             entry(A + 5, 1, 1, 1),             // a stranger
-            Entry { is_marked: true, ..entry(A + 6, 1, A + 6, A + 6) }, // left by everybody, but marked
-            entry(A + 7, A + 6, A + 7, A + 7), // its child
+            Entry { markers: vec![(*b"MARK").into()], ..entry(A + 6, 1, A + 6, A + 6) }, // left by everybody, but marked
+            entry(A + 7, A + 6, A + 7, A + 7),                                           // its child
         ];
         let found = pids(&mut census(&root), &table);
         assert_eq!(found, [A, A + 1, A + 2, A + 3, A + 4, A + 6, A + 7]);

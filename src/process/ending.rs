@@ -2,14 +2,17 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    thread,
     time::{Duration, Instant},
 };
 
 use rustix::process::Signal;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Identity, Look, Member, Outcome, ProcessEnd, TreeEnd,
     census::{Census, started_before},
+    patience::Patience,
 };
 use crate::clock::{BootInstant, Clock as _, SystemClock};
 
@@ -35,8 +38,8 @@ const INCOMPLETE_LOOKS_FOR_PROOF: u32 = 20;
 pub struct Ending {
     census: Census,
     phase: Phase,
-    /// Whom the last look found.
-    last: Vec<Member>,
+    /// Ends the grace, from another thread too.
+    killed: Option<CancellationToken>,
     /// All that were ever found.
     seen: HashMap<Identity, Seen>,
     /// How many looks in a row found nobody: complete ones, and all.
@@ -85,14 +88,12 @@ impl Ending {
             // Later than the clock can say is never: a century will do.
             None => Phase::Grace { until: now + Duration::from_secs(3_155_760_000), asked: None },
         };
-        Self {
-            census,
-            phase,
-            last: Vec::new(),
-            seen: HashMap::new(),
-            empty_looks: (0, 0),
-            pause: SHORTEST_PAUSE,
-        }
+        Self { census, phase, killed: None, seen: HashMap::new(), empty_looks: (0, 0), pause: SHORTEST_PAUSE }
+    }
+
+    /// Ends the grace when the token is cancelled, in the middle of a look or a [`pause`](Self::pause) too.
+    pub(crate) fn killed_by(self, token: CancellationToken) -> Self {
+        Self { killed: Some(token), ..self }
     }
 
     /// Leaves no more than this of the grace, counted from now; zero kills those that are known at once, and the
@@ -136,6 +137,17 @@ impl Ending {
         self.next_pause(began.elapsed())
     }
 
+    /// Blocks the thread between two steps, no longer than the grace lasts.
+    pub(crate) fn pause(&self, pause: Duration) {
+        match self.patience() {
+            Patience { until: None, .. } => thread::sleep(pause),
+            patience => {
+                let until = Instant::now().checked_add(pause).or(patience.until).min(patience.until);
+                let _ = Patience { until, ..patience }.wait_for(|| None::<()>);
+            }
+        }
+    }
+
     /// What it came to. Before [`Progress::Done`], those not gone yet are survivors.
     pub fn finish(self) -> TreeEnd {
         let mut processes: Vec<_> = self
@@ -159,9 +171,10 @@ impl Ending {
     fn begin_killing(&mut self) {
         self.phase = Phase::Killing { since: Instant::now() };
         self.pause = SHORTEST_PAUSE;
-        let at_hand = self.census.at_hand(&std::mem::take(&mut self.last));
+        let at_hand = self.census.at_hand();
         self.note(&at_hand);
         self.kill_all(&at_hand);
+        self.census.signal_led_groups(Signal::KILL);
     }
 
     fn kill_all(&mut self, members: &[Member]) {
@@ -175,17 +188,20 @@ impl Ending {
 
     /// One look, kept in mind; `None` when the grace has ended before it did.
     fn look(&mut self) -> Option<Look> {
-        let deadline = match self.phase {
-            Phase::Grace { until, .. } => Some(until),
-            Phase::Killing { .. } | Phase::Done => None,
-        };
-        let look = self.census.scan(deadline)?;
+        let look = self.census.scan(&self.patience())?;
         for seen in self.seen.values_mut() {
             seen.is_alive = false;
         }
         self.note(&look.members);
-        self.last.clone_from(&look.members);
         Some(look)
+    }
+
+    /// Killing is not cut short.
+    fn patience(&self) -> Patience {
+        match self.phase {
+            Phase::Grace { until, .. } => Patience { until: Some(until), unless: self.killed.clone() },
+            Phase::Killing { .. } | Phase::Done => Patience::default(),
+        }
     }
 
     fn note(&mut self, members: &[Member]) {
@@ -274,5 +290,36 @@ impl Ending {
             }
             Phase::Killing { .. } | Phase::Done => Progress::Wait(pause),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        os::unix::process::CommandExt,
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+    use crate::process::ProcessTree;
+
+    /// Its root, a zombie by then, is all that is known of the tree.
+    #[test]
+    fn who_is_killed_before_the_first_look_takes_the_group_along() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 600 & exit 0"]).process_group(0).stdout(Stdio::piped());
+        let mut root = shell.spawn().unwrap();
+        let tree = ProcessTree::marked("TENURE_TEST_NOBODY".to_owned()).with_root(root.id());
+        let killed = CancellationToken::new();
+        killed.cancel();
+        let pid = rustix::process::Pid::from_child(&root);
+        let exited = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
+        let mut ending = tree.ending(Duration::MAX).killed_by(killed);
+        assert_eq!(ending.step(), Progress::Wait(Duration::ZERO));
+        // Its end of the pipe closes when the last of the group is gone.
+        root.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+        root.wait().unwrap();
     }
 }

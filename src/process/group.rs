@@ -1,10 +1,10 @@
 //! Who belongs to a tree where there is no process table to read: the root's process group.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
-use super::{Identity, Look, Member};
+use super::{Identity, Look, Member, patience::Patience};
 use crate::clock::BootInstant;
 
 /// A group has no start: all of it can be asked at any time.
@@ -27,9 +27,9 @@ impl Census {
         self.group = pid.try_into().ok().and_then(Pid::from_raw);
     }
 
-    /// `None` when the deadline has passed.
-    pub(super) fn scan(&mut self, deadline: Option<Instant>) -> Option<Look> {
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+    /// `None` when the patience is over.
+    pub(super) fn scan(&mut self, patience: &Patience) -> Option<Look> {
+        if patience.is_over() {
             return None;
         }
         // A group of nothing but zombies is refused on some systems and missing on others.
@@ -38,15 +38,20 @@ impl Census {
             self.group = None;
             return Some(Look { members: Vec::new(), is_complete: true });
         };
-        let pid = group.as_raw_pid();
-        let id = Identity { pid, start: 0 };
-        let member = Member { id, group: pid, name: String::new(), is_stopped: false };
-        Some(Look { members: vec![member], is_complete: true })
+        Some(Look { members: vec![Self::member(group)], is_complete: true })
     }
 
-    pub(super) fn at_hand(&self, known: &[Member]) -> Vec<Member> {
-        let is_there = |group| test_kill_process_group(group).is_ok();
-        known.iter().filter(|member| Pid::from_raw(member.group).is_some_and(is_there)).cloned().collect()
+    pub(super) fn at_hand(&self) -> Vec<Member> {
+        let group = self.group.filter(|group| test_kill_process_group(*group).is_ok());
+        group.map(Self::member).into_iter().collect()
+    }
+
+    /// The only group there is, is a member.
+    pub(super) fn signal_led_groups(&self, _: Signal) {}
+
+    fn member(group: Pid) -> Member {
+        let pid = group.as_raw_pid();
+        Member { id: Identity { pid, start: 0 }, group: pid, name: String::new(), is_stopped: false }
     }
 
     /// A group is signalled all at once: nobody slips through.

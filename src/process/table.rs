@@ -1,12 +1,14 @@
 //! The process table in /proc, read so that nobody who starts meanwhile is missed.
 
 use std::{
-    collections::HashSet,
-    fs, thread,
-    time::{Duration, Instant},
+    collections::{HashMap, HashSet},
+    fs,
+    sync::Arc,
+    thread,
+    time::Duration,
 };
 
-use super::{Identity, Member};
+use super::{Identity, MARKER_PREFIX, Member, patience::Patience, reading::Readings};
 
 /// The kernel's flag PF_KTHREAD.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -17,6 +19,9 @@ const EXEC_PAUSE: Duration = Duration::from_micros(200);
 
 /// How often the list of processes is read again for those that started meanwhile.
 const MOST_LISTINGS: u32 = 16;
+
+/// Those who end many trees at the same time look at one table.
+static READINGS: Readings<Table> = Readings::new();
 
 /// One line of the process table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +35,8 @@ pub(super) struct Entry {
     pub(super) threads: u64,
     pub(super) is_kernel_thread: bool,
     pub(super) name: String,
-    /// Whether it shows the tree's marker.
-    pub(super) is_marked: bool,
+    /// The names of all markers that it shows, of whatever tree.
+    pub(super) markers: Vec<Box<[u8]>>,
 }
 
 impl Entry {
@@ -39,12 +44,12 @@ impl Entry {
         Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// The same, with a look for the marker.
-    fn read_marked(pid: i32, marker: &[u8]) -> Option<Self> {
+    /// The same with its markers.
+    fn read_marked(pid: i32) -> Option<Self> {
         for _ in 0..EXEC_LOOKS {
             let mut entry = Self::read(pid)?;
-            if let Some(is_marked) = entry.shows(marker) {
-                entry.is_marked = is_marked;
+            if let Some(markers) = entry.read_markers() {
+                entry.markers = markers;
                 return Some(entry);
             }
             thread::sleep(EXEC_PAUSE);
@@ -52,11 +57,11 @@ impl Entry {
         Self::read(pid)
     }
 
-    /// Whether the environment it was started with has a variable; `prefix` is `NAME=`. `None` in the middle of
-    /// an exec, when a process shows none.
-    pub(super) fn shows(&self, prefix: &[u8]) -> Option<bool> {
+    /// The markers in the environment it was started with. `None` in the middle of an exec, when a process shows
+    /// none.
+    pub(super) fn read_markers(&self) -> Option<Vec<Box<[u8]>>> {
         if self.is_kernel_thread || !self.is_alive() {
-            return Some(false);
+            return Some(Vec::new());
         }
         let pid = self.id.pid;
         let mut environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -67,7 +72,7 @@ impl Entry {
             }
             environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         }
-        Some(environment.split(|byte| *byte == 0).any(|pair| pair.starts_with(prefix)))
+        Some(markers_in(&environment))
     }
 
     /// The name stands in parentheses and may hold anything, parentheses too: fields are counted from the last.
@@ -88,7 +93,7 @@ impl Entry {
             threads: field(20)?.parse().ok()?,
             is_kernel_thread: field(9)?.parse::<u64>().ok()? & KERNEL_THREAD != 0,
             name,
-            is_marked: false,
+            markers: Vec::new(),
         })
     }
 
@@ -115,27 +120,81 @@ impl Entry {
     }
 }
 
-/// The process table, and whether it is complete. `None` when the deadline has passed meanwhile: a machine at full
-/// load takes long to read it.
-///
-/// The list is read first, then each process in it. One that forks and exits in between is missed, and so is its
-/// child: so the list is read until it has nobody new.
-pub(super) fn table(marker: &[u8], deadline: Option<Instant>) -> Option<(Vec<Entry>, bool)> {
-    let mut table = Vec::new();
-    let mut listed = HashSet::new();
-    for _ in 0..MOST_LISTINGS {
-        let new: Vec<_> = list().into_iter().filter(|pid| listed.insert(*pid)).collect();
-        if new.is_empty() {
-            return Some((table, true));
+/// The names alone: a value may be a secret.
+fn markers_in(environment: &[u8]) -> Vec<Box<[u8]>> {
+    let pairs =
+        environment.split(|byte| *byte == 0).filter(|pair| pair.starts_with(MARKER_PREFIX.as_bytes()));
+    let names = pairs.filter_map(|pair| pair.split_at_checked(pair.iter().position(|byte| *byte == b'=')?));
+    names.map(|(name, _)| name.into()).collect()
+}
+
+/// The process table with all by which members of a tree are found in it.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) entries: Vec<Entry>,
+    /// Whether nobody can have started unseen while it was read.
+    pub(super) is_complete: bool,
+    pub(super) by_pid: HashMap<i32, usize>,
+    pub(super) children: HashMap<i32, Vec<usize>>,
+    pub(super) groups: HashMap<i32, Vec<usize>>,
+    pub(super) sessions: HashMap<i32, Vec<usize>>,
+    pub(super) marked: HashMap<Box<[u8]>, Vec<usize>>,
+}
+
+impl Table {
+    /// One whose reading began after this call; `None` when the patience is over first: a machine at full load takes
+    /// long to read it.
+    pub(super) fn look(patience: &Patience) -> Option<Arc<Self>> {
+        if patience.is_over() {
+            return None;
         }
-        for pid in new {
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return None;
-            }
-            table.extend(Entry::read_marked(pid, marker));
-        }
+        READINGS.share(patience, || Self::read(patience))
     }
-    Some((table, false))
+
+    /// The list is read first, then each process in it. One that forks and exits in between is missed, and so is
+    /// its child: so the list is read until it has nobody new.
+    fn read(patience: &Patience) -> Option<Self> {
+        let mut entries = Vec::new();
+        let mut listed = HashSet::new();
+        for _ in 0..MOST_LISTINGS {
+            let new: Vec<_> = list().into_iter().filter(|pid| listed.insert(*pid)).collect();
+            if new.is_empty() {
+                return Some(Self::of(entries, true));
+            }
+            for pid in new {
+                if patience.is_over() {
+                    return None;
+                }
+                entries.extend(Entry::read_marked(pid));
+            }
+        }
+        Some(Self::of(entries, false))
+    }
+
+    pub(super) fn of(entries: Vec<Entry>, is_complete: bool) -> Self {
+        let by = |key: fn(&Entry) -> i32| {
+            let mut map = HashMap::<_, Vec<_>>::new();
+            for (index, entry) in entries.iter().enumerate() {
+                map.entry(key(entry)).or_default().push(index);
+            }
+            map
+        };
+        let (children, groups, sessions) =
+            (by(|entry| entry.parent), by(|entry| entry.group), by(|entry| entry.session));
+        let by_pid = entries.iter().enumerate().map(|(index, entry)| (entry.id.pid, index)).collect();
+        let mut marked = HashMap::<_, Vec<_>>::new();
+        for (index, entry) in entries.iter().enumerate() {
+            for marker in &entry.markers {
+                marked.entry(marker.clone()).or_default().push(index);
+            }
+        }
+        Self { entries, is_complete, by_pid, children, groups, sessions, marked }
+    }
+
+    /// A process by its identity.
+    pub(super) fn position(&self, id: Identity) -> Option<usize> {
+        self.by_pid.get(&id.pid).copied().filter(|index| self.entries[*index].id == id)
+    }
 }
 
 pub(super) fn list() -> Vec<i32> {
@@ -167,12 +226,27 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_a_whole_name() {
-        let own = Entry::read(std::process::id().try_into().unwrap()).unwrap();
-        // Set by cargo for every test it runs.
-        assert_eq!(own.shows(b"CARGO_MANIFEST_DIR="), Some(true));
-        assert_eq!(own.shows(b"ARGO_MANIFEST_DIR="), Some(false));
-        assert_eq!(own.shows(b"CARGO_MANIFEST_DIR_NOT="), Some(false));
+    fn a_marker_is_a_whole_name_and_its_value_is_not_kept() {
+        let environment =
+            b"TENURE_RUN_1=1\0NOT_TENURE_RUN_2=1\0A=TENURE_RUN_3=1\0TENURE_RUN_4\0TENURE_X=a=b\0";
+        let markers: Vec<_> = markers_in(environment).iter().map(|name| name.to_vec()).collect();
+        assert_eq!(markers, [b"TENURE_RUN_1".to_vec(), b"TENURE_X".to_vec()]);
+    }
+
+    #[test]
+    fn a_process_shows_its_markers_in_each_look_at_the_table() {
+        let mut sleep = std::process::Command::new("sleep");
+        let mut child = sleep.arg("600").env("TENURE_TEST_TABLE", "1").spawn().unwrap();
+        let look = || Table::look(&Patience::default()).unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let (one, other) = (look(), look());
+        assert!(!Arc::ptr_eq(&one, &other), "each began after it was asked for");
+        for table in [one, other] {
+            let marked = &table.marked[b"TENURE_TEST_TABLE".as_slice()];
+            assert!(marked.iter().any(|index| table.entries[*index].id.pid == pid));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

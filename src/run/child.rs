@@ -38,7 +38,8 @@ impl RunContext {
     /// No child is started after the run was told to end.
     ///
     /// A host process that is killed, or exits without waiting for its runs, cannot end anything: its children live
-    /// on. The command `tenure run` has a guardian for that.
+    /// on. One that is frozen (SIGSTOP, a paused container) ends them only when it goes on, which may be after another
+    /// run has entered. The command `tenure run` has a guardian for that.
     ///
     /// Dropping the [`ChildTree`] changes nothing: the child goes on, and the run waits for it.
     ///
@@ -186,19 +187,14 @@ impl Warden {
     }
 
     fn end_tree(&self, tree: ProcessTree, grace: Duration) -> TreeEnd {
-        let mut ending = tree.ending(grace);
+        let mut ending = tree.ending(grace).killed_by(self.context.shared.killed.clone());
         while let Progress::Wait(pause) = ending.step() {
-            thread::sleep(pause.min(LONGEST_PAUSE));
-            if self.context.shared.killed.is_cancelled() {
-                ending.shorten(Duration::ZERO);
-            }
+            ending.pause(pause);
         }
         ending.finish()
     }
 }
 
-/// How late the end of a run's grace may be noticed.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// How often what survives SIGKILL is killed again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 

@@ -164,6 +164,61 @@ mod in_memory {
 
     use super::*;
 
+    /// Each ignores the request to end, and has a child of its own.
+    const DEAF: &str = "trap '' TERM; while :; do sleep 600; done";
+
+    fn start_deaf(scene: &Scene, ctx: &RunContext, count: usize) -> Vec<ChildTree> {
+        let children = (0..count).map(|_| ctx.child(&mut scene.script(DEAF)).unwrap()).collect();
+        wait_until("all have started", || scene.pids().len() == count);
+        children
+    }
+
+    /// However many there are, another run may enter half a margin after they are killed.
+    #[tokio::test]
+    async fn i3_very_many_children_of_a_lost_run_are_gone_before_another_may_enter() {
+        const CHILDREN: usize = 120;
+        let (scene, store) = (Scene::new(), MemoryStore::new(Arc::new(SystemClock)));
+        let started = Supervisor::builder_on(Arc::new(store.clone()))
+            .ttl(Duration::from_secs(20))
+            .renew_interval(Duration::from_secs(2))
+            .start();
+        let supervisor = started.await.unwrap();
+        let margin = supervisor.timing().safety_margin();
+        let run = supervisor.acquire(&key("chat")).await.unwrap();
+        let children = start_deaf(&scene, &run.context(), CHILDREN);
+        store.set_remaining_millis(&key("chat"), 0);
+        let error = run.scope(async |ctx| (ctx.cancelled().await, Instant::now())).await.unwrap_err();
+        let (reason, told_at) = error.into_value().unwrap();
+        let gone_after = told_at.elapsed();
+        assert_eq!((reason, scene.alive()), (EndReason::Expired, vec![]));
+        // Trust that ends by the clock leaves a margin until the session's expiry.
+        assert!(gone_after < margin, "{gone_after:?}");
+        for child in children {
+            assert!(child.wait().await.tree.is_verified());
+        }
+    }
+
+    #[tokio::test]
+    async fn i6_very_many_children_of_a_stopped_run_are_gone_when_it_is_released() {
+        const CHILDREN: usize = 60;
+        let (scene, store) = (Scene::new(), MemoryStore::new(Arc::new(SystemClock)));
+        let started = Supervisor::builder_on(Arc::new(store))
+            .ttl(Duration::from_secs(20))
+            .stop_grace(Duration::from_millis(200))
+            .start();
+        let supervisor = started.await.unwrap();
+        let run = supervisor.acquire(&key("chat")).await.unwrap();
+        let children = start_deaf(&scene, &run.context(), CHILDREN);
+        run.stop("tea");
+        let ended = run.release().await;
+        assert_eq!((ended.released, scene.alive()), (true, vec![]));
+        for child in children {
+            let end = child.wait().await;
+            assert_eq!(end.status.unwrap().signal(), Some(9));
+            assert!(end.tree.is_verified(), "{end:?}");
+        }
+    }
+
     async fn run() -> Run {
         let store = MemoryStore::new(Arc::new(SystemClock));
         let supervisor = Supervisor::builder_on(Arc::new(store)).ttl(TTL).start().await.unwrap();
