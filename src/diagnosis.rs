@@ -76,7 +76,7 @@ impl Examination {
         let findings = match &self.url {
             #[cfg(feature = "sqlite")]
             file if file.to_ascii_lowercase().starts_with("sqlite:") => {
-                store::SqliteStore::new(file)?.examine(self.plan).await?
+                store::SqliteStore::new(file)?.examine(self.plan).await
             }
             #[cfg(feature = "postgres")]
             servers => store::PostgresStore::new(servers)?.examine(self.plan).await?,

@@ -237,6 +237,39 @@ mod on_a_server {
         assert_eq!((verdicts(&left), left.code), (vec!["ok".to_owned(), "warn".to_owned()], 0));
     }
 
+    /// The standby has gone, or has taken the place of a primary that was not fenced off: no commit is ever answered.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_primary_that_cannot_commit_hides_nothing_else() {
+        let options = Options { hba: REPLICATION.to_owned(), ..Options::default() };
+        let primary = Server::start_with(&options);
+        let standby = primary.synchronous_standby().await;
+        let database = primary.database().await;
+        let url = database.url_at(format_args!("{},{}", primary.address(), standby.address()));
+        tenure::migrate(&url).await.unwrap();
+        let scene = Scene::new();
+        let seen = |url: &str| {
+            let args = ["--database", url, "--json", "--connect-timeout", "2s", "doctor", "--for", "50ms"];
+            Seen::in_answer(&scene.output(args))
+        };
+
+        standby.promote().await;
+        crate::support::wait_until("the schema is there", || {
+            seen(&database.url_at(standby.address())).findings["schema"]["verdict"] == "ok"
+        });
+        let torn = seen(&url);
+        assert_eq!((torn.code, torn.servers.len()), (69, 2));
+        torn.assert("server", "warn", "two primaries grant the same session twice");
+        torn.assert("commit", "fail", "whether its synchronous standbys are there");
+
+        standby.stop().await;
+        let alone = seen(&database.url_at(primary.address()));
+        assert_eq!((alone.code, alone.verdict.as_str()), (69, "fail"));
+        alone.assert("commit", "fail", "no answer within 2s");
+        for check in ["server", "schema", "rights", "replication", "pooler", "updates"] {
+            alone.assert(check, "ok", "");
+        }
+    }
+
     #[tokio::test]
     async fn a_pgbouncer_is_noticed_whatever_the_url_says() {
         let lenient = "ignore_startup_parameters = extra_float_digits,options\n";
