@@ -28,8 +28,9 @@
 //! # Rights
 //!
 //! To migrate, a role needs CREATE on the database, or to own an empty schema `tenure`. To use it: USAGE on the
-//! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, and USAGE and
-//! UPDATE on the sequence `tenure.fence_floor`.
+//! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
+//! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`, which everybody has
+//! unless it was revoked.
 
 use std::{fmt, sync::Arc};
 

@@ -187,6 +187,18 @@ mod on_a_server {
             .await;
         let seen = Seen::of(&scene, &backend.database().url_as("patient", "s3cret"));
         seen.assert("rights", "fail", "GRANT SELECT, INSERT, UPDATE, DELETE");
+        // As after ALTER DEFAULT PRIVILEGES.
+        backend
+            .execute(
+                "GRANT INSERT, UPDATE, DELETE ON tenure.session_lease TO patient; \
+                 GRANT USAGE, UPDATE ON SEQUENCE tenure.fence_floor TO patient; \
+                 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA tenure FROM PUBLIC",
+            )
+            .await;
+        let seen = Seen::of(&scene, &backend.database().url_as("patient", "s3cret"));
+        seen.assert("rights", "fail", "GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint)");
+        backend.execute("GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint) TO patient").await;
+        Seen::of(&scene, &backend.database().url_as("patient", "s3cret")).assert("rights", "ok", "all");
 
         let closed = backend.database().url_at(crate::support::free_address());
         let done = scene.output(["--database", &closed, "--json", "doctor"]);
