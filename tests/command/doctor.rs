@@ -318,6 +318,25 @@ mod on_a_file {
     }
 
     #[test]
+    fn a_look_longer_than_an_hour_is_wrong_usage() {
+        let scene = Scene::new();
+        for time in ["5000000000000000h", "61m"] {
+            let done = scene.output(["doctor", "--for", time]);
+            assert!(done.code == 64 && done.is_said("at most 1h"), "{done:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_without_end_is_one_of_an_hour() {
+        use std::time::Duration;
+        use tenure::diagnosis::Examination;
+
+        let backend = SqliteBackend::start().await;
+        let examined = Examination::of(backend.url()).lasting(Duration::MAX).run();
+        assert!(tokio::time::timeout(Duration::from_millis(200), examined).await.is_err());
+    }
+
+    #[test]
     fn what_is_no_database_fails_with_its_code_and_is_not_touched() {
         let scene = Scene::new();
         let url = |name: &str| format!("sqlite://{}", scene.path(name).display());
