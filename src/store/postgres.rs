@@ -13,7 +13,7 @@
 //! a server that takes writes, so that is what is looked for in any case.
 //!
 //! A connection whose server turns out to be read-only (SQLSTATE 25006), silent or gone is given up, and its successor
-//! asks all servers again. Meanwhile each run goes on for as long as its last answer may be trusted, and no longer.
+//! asks all servers again, a silent one last. Meanwhile each run goes on for as long as its last answer may be trusted, and no longer.
 //! That one run never meets another one on both sides of a failover needs assumption A1: what the old primary
 //! acknowledged, the new one has. With asynchronous replication it may not; and while two servers take writes at the same
 //! time, nothing that asks only one of them can tell.
