@@ -63,7 +63,8 @@ mod verbs;
 /// Leases in PostgreSQL, in schema `tenure` of the database that a URL names.
 ///
 /// The URL is `postgres://user:password@host:port/database`, or `postgres:///database?host=/run/postgresql` for a
-/// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. Besides the parameters
+/// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. PGHOST and PGPORT may be lists;
+/// PGHOSTADDR and the parameter `hostaddr` name one server only. Besides the parameters
 /// that sqlx knows (`sslmode`, `sslrootcert`, `application_name`, `options`, …) there is `pgbouncer=true`, for a
 /// PgBouncer in transaction mode. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that takes writes
 /// is used.
