@@ -12,6 +12,7 @@ use crate::{
 on_every_backend! {
     a_stop_ends_the_run_and_returns_when_it_has_ended
     a_stop_returns_when_the_request_is_recorded
+    a_stop_without_a_reason_shows_none
     a_stop_of_a_session_that_nobody_holds_is_code_1
     a_stop_that_names_another_run_is_code_1_and_leaves_the_run_alone
     a_wait_that_runs_out_is_code_75_and_names_the_holder
@@ -70,8 +71,20 @@ async fn a_stop_returns_when_the_request_is_recorded(backend: impl Reachable) {
 
     let again = stop(&scene, &url, &["--reason", "no reason", "--json"]).json();
     assert_eq!((&again["first"], &again["stop_requested"]), (&false.into(), &asked["stop_requested"]));
+    let shown = scene.output(["--database", &url, "status", "-a", ACCOUNT, "-s", "chat"]);
+    assert!(shown.text().contains(": wrong branch\n"), "{shown:?}");
     let again = stop(&scene, &url, &[]);
     assert!(again.code == 0 && again.text().contains("had been asked to stop before"), "{again:?}");
+}
+
+async fn a_stop_without_a_reason_shows_none(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let _run = holder(&scene, &url, STUBBORN);
+    assert_eq!(stop(&scene, &url, &[]).code, 0);
+    let shown = scene.output(["--database", &url, "status", "-a", ACCOUNT, "-s", "chat"]);
+    let text = shown.text();
+    let line = text.lines().find(|line| line.contains("requested ")).unwrap_or_else(|| panic!("{shown:?}"));
+    assert!(line.contains(" by ") && !line.contains('?') && !line.ends_with(':'), "{line}");
 }
 
 async fn a_stop_of_a_session_that_nobody_holds_is_code_1(backend: impl Reachable) {

@@ -93,13 +93,8 @@ pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
         lines.push(format!("  phase    {}", holder.phase));
     }
     if let Some(stop) = &holder.stop {
-        let word = |text: &Option<String>| text.as_deref().map_or("?".to_owned(), escaped);
-        lines.push(format!(
-            "  stop     requested {} by {}: {}",
-            rfc3339(stop.at),
-            word(&stop.by),
-            word(&stop.reason)
-        ));
+        let request = request(stop.by.as_deref(), stop.reason.as_deref());
+        lines.push(format!("  stop     requested {}{request}", rfc3339(stop.at)));
     }
     lines.join("\n")
 }
@@ -115,10 +110,17 @@ pub(crate) fn line(status: &SessionStatus) -> String {
         line.push_str(&format!(", {}", holder.phase));
     }
     if let Some(stop) = &holder.stop {
-        let word = |text: &Option<String>| text.as_deref().map_or("?".to_owned(), escaped);
-        line.push_str(&format!(", asked to stop by {}: {}", word(&stop.by), word(&stop.reason)));
+        let request = request(stop.by.as_deref(), stop.reason.as_deref());
+        line.push_str(&format!(", asked to stop{request}"));
     }
     line
+}
+
+/// " by …: …", as far as it is known who asked and why.
+pub(crate) fn request(by: Option<&str>, why: Option<&str>) -> String {
+    let by = by.map(|by| format!(" by {}", escaped(by))).unwrap_or_default();
+    let why = why.map(|why| format!(": {}", escaped(why))).unwrap_or_default();
+    by + &why
 }
 
 pub(crate) fn table(sessions: &[SessionStatus]) -> String {
