@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tenure::{Holder, SessionState, SessionStatus};
+use tenure::{Holder, SessionKey, SessionState, SessionStatus};
 
 use crate::exit::{Failure, UNAVAILABLE};
 
@@ -46,6 +46,13 @@ pub(crate) fn session_json(status: &SessionStatus) -> Value {
         "stop_requested": of(stop_json),
         "waiting": 0,
     })
+}
+
+/// What is said of a session when the database does not answer: never what was known before, as if it were so still.
+pub(crate) fn unknown_json(key: &SessionKey) -> Value {
+    let mut json = session_json(&SessionStatus::idle(key.clone()));
+    json["state"] = json!("unknown");
+    json
 }
 
 fn stop_json(holder: &Holder) -> Value {
