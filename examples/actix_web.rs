@@ -33,8 +33,9 @@ use std::{
 
 use actix_web::{
     App, HttpResponse, HttpServer, ResponseError,
+    error::ErrorBadRequest,
     http::header::RETRY_AFTER,
-    web::{self, Data, Path},
+    web::{self, Data, Path, PathConfig},
 };
 use tenure::{
     AcquireError, EndReason, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey, SessionStatus,
@@ -199,7 +200,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let run = web::resource("/run").post(start).get(attach).delete(stop);
         let session =
             web::scope("/sessions/{account}/{session}").service(run).route("/turn", web::post().to(turn));
-        App::new().app_data(host.clone()).service(session).route("/ready", web::get().to(ready))
+        // What is no key of a session is the client's mistake; by default it would be a path that is not found.
+        let keys = PathConfig::default().error_handler(|error, _| ErrorBadRequest(error));
+        App::new()
+            .app_data(host.clone())
+            .app_data(keys)
+            .service(session)
+            .route("/ready", web::get().to(ready))
     };
     // Told to leave, the runs come first, and the server last.
     let server = HttpServer::new(app).workers(2).disable_signals().shutdown_timeout(5);

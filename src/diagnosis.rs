@@ -43,16 +43,19 @@ pub(crate) struct Plan {
 }
 
 impl Examination {
+    /// The longest time for which clocks are watched: an hour.
+    pub const LONGEST: Duration = Duration::from_secs(3600);
+
     /// Of the database that a URL names, as for [`Supervisor::builder`](crate::Supervisor::builder).
     pub fn of(url: impl Into<String>) -> Self {
         let plan = Plan { lasting: Duration::from_secs(3), patience: Duration::from_secs(5) };
         Self { url: url.into(), plan }
     }
 
-    /// For how long the clocks are watched. Default 3 s; the longer, the finer the difference in their rates that
-    /// shows.
+    /// For how long the clocks are watched. Default 3 s, at most [`LONGEST`](Self::LONGEST), which more is taken for;
+    /// the longer, the finer the difference in their rates that shows.
     pub fn lasting(mut self, time: Duration) -> Self {
-        self.plan.lasting = time;
+        self.plan.lasting = time.min(Self::LONGEST);
         self
     }
 
@@ -76,7 +79,7 @@ impl Examination {
         let findings = match &self.url {
             #[cfg(feature = "sqlite")]
             file if file.to_ascii_lowercase().starts_with("sqlite:") => {
-                store::SqliteStore::new(file)?.examine(self.plan).await?
+                store::SqliteStore::new(file)?.examine(self.plan).await
             }
             #[cfg(feature = "postgres")]
             servers => store::PostgresStore::new(servers)?.examine(self.plan).await?,

@@ -44,6 +44,18 @@ fn a_reply_is_200_and_a_busy_session_is_409_with_its_holder_and_retry_after() {
 }
 
 #[test]
+fn a_key_that_cannot_be_stored_is_400() {
+    for service in EXAMPLES.map(Service::start) {
+        for session in ["x".repeat(300), "a%00b".to_owned()] {
+            for path in ["run", "turn"] {
+                let refused = service.post(&format!("{session}/{path}"), "hello").answer();
+                assert_eq!(refused.status, 400, "{session}/{path}: {refused:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_run_outlives_its_client_and_a_part_of_a_request_does_not() {
     for service in EXAMPLES.map(Service::start) {
         let clients = ["chat/run", "other/turn"].map(|path| service.post(path, &minutes_of_work()));

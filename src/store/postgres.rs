@@ -13,7 +13,7 @@
 //! a server that takes writes, so that is what is looked for in any case.
 //!
 //! A connection whose server turns out to be read-only (SQLSTATE 25006), silent or gone is given up, and its successor
-//! asks all servers again. Meanwhile each run goes on for as long as its last answer may be trusted, and no longer.
+//! asks all servers again, a silent one last. Meanwhile each run goes on for as long as its last answer may be trusted, and no longer.
 //! That one run never meets another one on both sides of a failover needs assumption A1: what the old primary
 //! acknowledged, the new one has. With asynchronous replication it may not; and while two servers take writes at the same
 //! time, nothing that asks only one of them can tell.
@@ -28,8 +28,9 @@
 //! # Rights
 //!
 //! To migrate, a role needs CREATE on the database, or to own an empty schema `tenure`. To use it: USAGE on the
-//! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, and USAGE and
-//! UPDATE on the sequence `tenure.fence_floor`.
+//! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
+//! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`, which everybody has
+//! unless it was revoked.
 
 use std::{fmt, sync::Arc};
 
@@ -62,7 +63,8 @@ mod verbs;
 /// Leases in PostgreSQL, in schema `tenure` of the database that a URL names.
 ///
 /// The URL is `postgres://user:password@host:port/database`, or `postgres:///database?host=/run/postgresql` for a
-/// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. Besides the parameters
+/// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. PGHOST and PGPORT may be lists;
+/// PGHOSTADDR and the parameter `hostaddr` name one server only. Besides the parameters
 /// that sqlx knows (`sslmode`, `sslrootcert`, `application_name`, `options`, …) there is `pgbouncer=true`, for a
 /// PgBouncer in transaction mode. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that takes writes
 /// is used.

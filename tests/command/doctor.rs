@@ -187,6 +187,18 @@ mod on_a_server {
             .await;
         let seen = Seen::of(&scene, &backend.database().url_as("patient", "s3cret"));
         seen.assert("rights", "fail", "GRANT SELECT, INSERT, UPDATE, DELETE");
+        // As after ALTER DEFAULT PRIVILEGES.
+        backend
+            .execute(
+                "GRANT INSERT, UPDATE, DELETE ON tenure.session_lease TO patient; \
+                 GRANT USAGE, UPDATE ON SEQUENCE tenure.fence_floor TO patient; \
+                 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA tenure FROM PUBLIC",
+            )
+            .await;
+        let seen = Seen::of(&scene, &backend.database().url_as("patient", "s3cret"));
+        seen.assert("rights", "fail", "GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint)");
+        backend.execute("GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint) TO patient").await;
+        Seen::of(&scene, &backend.database().url_as("patient", "s3cret")).assert("rights", "ok", "all");
 
         let closed = backend.database().url_at(crate::support::free_address());
         let done = scene.output(["--database", &closed, "--json", "doctor"]);
@@ -238,6 +250,39 @@ mod on_a_server {
         assert_eq!((verdicts(&left), left.code), (vec!["ok".to_owned(), "warn".to_owned()], 0));
     }
 
+    /// The standby has gone, or has taken the place of a primary that was not fenced off: no commit is ever answered.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_primary_that_cannot_commit_hides_nothing_else() {
+        let options = Options { hba: REPLICATION.to_owned(), ..Options::default() };
+        let primary = Server::start_with(&options);
+        let standby = primary.synchronous_standby().await;
+        let database = primary.database().await;
+        let url = database.url_at(format_args!("{},{}", primary.address(), standby.address()));
+        tenure::migrate(&url).await.unwrap();
+        let scene = Scene::new();
+        let seen = |url: &str| {
+            let args = ["--database", url, "--json", "--connect-timeout", "2s", "doctor", "--for", "50ms"];
+            Seen::in_answer(&scene.output(args))
+        };
+
+        standby.promote().await;
+        crate::support::wait_until("the schema is there", || {
+            seen(&database.url_at(standby.address())).findings["schema"]["verdict"] == "ok"
+        });
+        let torn = seen(&url);
+        assert_eq!((torn.code, torn.servers.len()), (69, 2));
+        torn.assert("server", "warn", "two primaries grant the same session twice");
+        torn.assert("commit", "fail", "whether its synchronous standbys are there");
+
+        standby.stop().await;
+        let alone = seen(&database.url_at(primary.address()));
+        assert_eq!((alone.code, alone.verdict.as_str()), (69, "fail"));
+        alone.assert("commit", "fail", "no answer within 2s");
+        for check in ["server", "schema", "rights", "replication", "pooler", "updates"] {
+            alone.assert(check, "ok", "");
+        }
+    }
+
     #[tokio::test]
     async fn a_pgbouncer_is_noticed_whatever_the_url_says() {
         let lenient = "ignore_startup_parameters = extra_float_digits,options\n";
@@ -271,6 +316,25 @@ mod on_a_file {
         assert_eq!((seen.code, seen.verdict.as_str()), (0, "warn"));
         seen.assert("permissions", "warn", "chmod o-w");
         seen.assert("journal_mode", "warn", "journal_mode = WAL");
+    }
+
+    #[test]
+    fn a_look_longer_than_an_hour_is_wrong_usage() {
+        let scene = Scene::new();
+        for time in ["5000000000000000h", "61m"] {
+            let done = scene.output(["doctor", "--for", time]);
+            assert!(done.code == 64 && done.is_said("at most 1h"), "{done:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_look_without_end_is_one_of_an_hour() {
+        use std::time::Duration;
+        use tenure::diagnosis::Examination;
+
+        let backend = SqliteBackend::start().await;
+        let examined = Examination::of(backend.url()).lasting(Duration::MAX).run();
+        assert!(tokio::time::timeout(Duration::from_millis(200), examined).await.is_err());
     }
 
     #[test]

@@ -89,10 +89,12 @@ async fn a_stop_from_elsewhere_is_77_and_says_by_whom(backend: impl Reachable) {
     backend.request_stop(&key("chat"), "alice", "enough").await;
     let stopping = run.event("stopping");
     assert_eq!((&stopping["reason"], &stopping["by"]), (&"stopped".into(), &"alice".into()));
+    assert_eq!(stopping["why"], "enough");
     let done = run.finish();
     assert_eq!(done.code, 77, "{done:?}");
     let ended = done.events().pop().unwrap();
     assert_eq!((&ended["reason"], &ended["exit_code"]), (&"stopped".into(), &77.into()));
+    assert_eq!(ended["why"], "enough");
     assert_eq!(ended["released"], true);
     assert!(scene.has("told"));
     scene.assert_idle(&url, "chat");

@@ -11,7 +11,10 @@ use crate::{
 
 on_every_backend! {
     a_stop_ends_the_run_and_returns_when_it_has_ended
+    whoever_is_stopped_reads_who_asked_and_why
+    an_ended_run_is_not_shown_as_live
     a_stop_returns_when_the_request_is_recorded
+    a_stop_without_a_reason_shows_none
     a_stop_of_a_session_that_nobody_holds_is_code_1
     a_stop_that_names_another_run_is_code_1_and_leaves_the_run_alone
     a_wait_that_runs_out_is_code_75_and_names_the_holder
@@ -51,6 +54,30 @@ async fn a_stop_ends_the_run_and_returns_when_it_has_ended(backend: impl Reachab
     assert_eq!(run.exit(), 77);
 }
 
+async fn whoever_is_stopped_reads_who_asked_and_why(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let script = "trap 'exit 0' TERM; : > $dir/ready; while :; do sleep 0.01; done";
+    let options = ["run", "-a", ACCOUNT, "-s", "chat", "--ttl", "10m", "--", "sh", "-c", script];
+    let run = Running::start(scene.tenure(["--database", &url].into_iter().chain(options)));
+    scene.wait_for("ready");
+    assert_eq!(stop(&scene, &url, &["--reason", "wrong\tbranch"]).code, 0);
+    let done = run.finish();
+    assert_eq!(done.code, 77, "{done:?}");
+    assert!(done.is_said("stopping (stopped, asked by "), "{done:?}");
+    assert!(done.is_said(": wrong\\tbranch)"), "{done:?}");
+}
+
+async fn an_ended_run_is_not_shown_as_live(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let mut run = holder(&scene, &url, PATIENT);
+    let done = stop(&scene, &url, &["--wait", "5m", "--json"]);
+    let ended = done.json();
+    assert_eq!((done.code, &ended["ended"], &ended["first"]), (0, &true.into(), &true.into()), "{done:?}");
+    assert_eq!((&ended["state"], &ended["run_id"]), (&"idle".into(), &Value::Null));
+    assert_eq!((&ended["expires_in_ms"], &ended["stop_requested"]), (&Value::Null, &Value::Null));
+    assert_eq!(run.exit(), 77);
+}
+
 async fn a_stop_returns_when_the_request_is_recorded(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let mut run = holder(&scene, &url, STUBBORN);
@@ -70,8 +97,20 @@ async fn a_stop_returns_when_the_request_is_recorded(backend: impl Reachable) {
 
     let again = stop(&scene, &url, &["--reason", "no reason", "--json"]).json();
     assert_eq!((&again["first"], &again["stop_requested"]), (&false.into(), &asked["stop_requested"]));
+    let shown = scene.output(["--database", &url, "status", "-a", ACCOUNT, "-s", "chat"]);
+    assert!(shown.text().contains(": wrong branch\n"), "{shown:?}");
     let again = stop(&scene, &url, &[]);
     assert!(again.code == 0 && again.text().contains("had been asked to stop before"), "{again:?}");
+}
+
+async fn a_stop_without_a_reason_shows_none(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let _run = holder(&scene, &url, STUBBORN);
+    assert_eq!(stop(&scene, &url, &[]).code, 0);
+    let shown = scene.output(["--database", &url, "status", "-a", ACCOUNT, "-s", "chat"]);
+    let text = shown.text();
+    let line = text.lines().find(|line| line.contains("requested ")).unwrap_or_else(|| panic!("{shown:?}"));
+    assert!(line.contains(" by ") && !line.contains('?') && !line.ends_with(':'), "{line}");
 }
 
 async fn a_stop_of_a_session_that_nobody_holds_is_code_1(backend: impl Reachable) {

@@ -98,6 +98,38 @@ fn a_database_that_is_yet_to_be_made_is_watched() {
     let run = scene.run(&url, "chat", &[], "ready; sleep 6000");
     watch.line("running", |line| line["state"] == "running");
     drop(run);
+    watch.signal(Signal::INT);
+    let done = watch.finish();
+    let place = scene.path("t.db").display().to_string();
+    assert_eq!(done.stderr.iter().filter(|line| line.contains(&place)).count(), 1, "{done:?}");
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_begins_in_an_outage_says_unknown_and_outlives_it() {
+    use crate::support::{postgres::Server, postgres_backend::PostgresBackend};
+
+    let (scene, server) = (Scene::new(), Server::start());
+    let backend = PostgresBackend::start(&server, "").await;
+    let url = backend.url();
+    server.stop().await;
+    let mut watch = scene.watch(&url, "chat");
+    let unknown = watch.line("unknown", |line| line["state"] == "unknown");
+    assert_eq!((names(&unknown), &unknown["holder"]), (FIELDS.to_vec(), &Value::Null));
+    let mut impatient = scene.watch(&url, "chat");
+    impatient.line("unknown", |line| line["state"] == "unknown");
+    impatient.signal(Signal::INT);
+    assert_eq!(impatient.exit(), -Signal::INT.as_raw());
+    server.start_again().await;
+    watch.line("idle", |line| line["state"] == "idle");
+    let run = scene.run(&url, "chat", &["--ttl", "10m"], "ready; sleep 6000");
+    watch.line("running", |line| line["state"] == "running");
+    drop(run);
+
+    // What certainly will not do is no outage.
+    let empty = server.database().await;
+    let done = scene.output(["--database", &empty.url(), "watch", "-s", "chat"]);
+    assert_eq!((done.code, done.text().as_str()), (78, ""), "{done:?}");
 }
 
 #[cfg(feature = "postgres")]

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use tenure::RunId;
+use tenure::{RunId, diagnosis::Examination};
 
 /// Hold a session while a program runs: at most one run per session, across terminals and machines.
 #[derive(Debug, Parser)]
@@ -157,8 +157,8 @@ pub(crate) struct Migrate {
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// How long to watch the clocks; the longer, the finer the difference in their rates that shows.
-    #[arg(long = "for", value_name = "DURATION", default_value = "3s", value_parser = duration)]
+    /// How long to watch the clocks, at most 1h; the longer, the finer the difference in their rates that shows.
+    #[arg(long = "for", value_name = "DURATION", default_value = "3s", value_parser = examination)]
     pub(crate) lasting: Duration,
 }
 
@@ -176,6 +176,14 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| "write a number and a unit, like 1.5s".to_owned())?;
     Duration::try_from_secs_f64(number * seconds).map_err(|_| "it is too long".to_owned())
+}
+
+/// A [`duration`] for which clocks can be watched.
+fn examination(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|duration| match duration <= Examination::LONGEST {
+        true => Ok(duration),
+        false => Err("it is too long: at most 1h".to_owned()),
+    })
 }
 
 /// Text with the password of every URL in it masked.

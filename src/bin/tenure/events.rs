@@ -39,9 +39,11 @@ pub(crate) enum Event<'a> {
     Stopping {
         reason: &'a str,
         by: Option<&'a str>,
+        why: Option<&'a str>,
     },
     Ended {
         reason: &'a str,
+        why: Option<&'a str>,
         exit_code: u8,
         released: bool,
     },
@@ -101,11 +103,12 @@ impl Events {
             Event::Recovered => {
                 json!({ "event": "recovered", "account": account, "session": session, "at": now })
             }
-            Event::Stopping { reason, by } => json!({
+            Event::Stopping { reason, by, why } => json!({
                 "event": "stopping", "account": account, "session": session, "at": now, "reason": reason, "by": by,
+                "why": why,
             }),
-            Event::Ended { reason, exit_code, released } => json!({
-                "event": "ended", "account": account, "session": session, "at": now, "reason": reason,
+            Event::Ended { reason, why, exit_code, released } => json!({
+                "event": "ended", "account": account, "session": session, "at": now, "reason": reason, "why": why,
                 "exit_code": exit_code, "released": released,
             }),
             Event::Note(_) | Event::Failed(_) => return None,
@@ -129,11 +132,11 @@ impl Events {
                 )
             }
             Event::Recovered => "recovered: the lease is confirmed again".to_owned(),
-            Event::Stopping { reason, by } => match by {
-                Some(by) => format!("stopping ({reason}, asked by {})", show::escaped(by)),
-                None => format!("stopping ({reason})"),
-            },
-            Event::Ended { reason, exit_code, released } => {
+            Event::Stopping { reason, by: None, why: None } => format!("stopping ({reason})"),
+            Event::Stopping { reason, by, why } => {
+                format!("stopping ({reason}, asked{})", show::request(*by, *why))
+            }
+            Event::Ended { reason, exit_code, released, .. } => {
                 let released = match (*released, *reason) {
                     (true, _) => "released",
                     (false, "superseded") => "is another run's, or its row was deleted",
@@ -152,6 +155,14 @@ fn open_to_append(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().append(true).create(true).custom_flags(nonblocking).open(path)?;
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     Ok(file)
+}
+
+/// Who asked for the end, and why, if somebody did.
+pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
+    match reason {
+        EndReason::Stopped { by, why } => (by.as_deref(), why.as_deref()),
+        _ => (None, None),
+    }
 }
 
 /// One word for scripts.

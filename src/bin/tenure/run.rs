@@ -19,7 +19,7 @@ use crate::{
     caller::user_at_host,
     cli::{self, Global},
     database::Database,
-    events::{Event, Events, reason_word},
+    events::{Event, Events, reason_word, request},
     exit::{CANNOT_EXECUTE, FAILED, Failure, LOST, NOT_FOUND, STOPPED, TIMED_OUT, UNAVAILABLE, USAGE},
     guarded::{self, Guarded, Plan, Reports},
     inherited,
@@ -153,7 +153,7 @@ impl Session<'_> {
         let ended = run.release().await;
         // The guardian may have dealt with a loss before this process, stopped or starved, has noticed it.
         if ended.reason.is_loss() && !is_stopping {
-            events.tell(&Event::Stopping { reason: reason_word(&ended.reason), by: None });
+            events.tell(&Event::Stopping { reason: reason_word(&ended.reason), by: None, why: None });
         }
         let signaled = signaled.filter(|number| is_by_signal(&ended.reason, *number));
         let code = exit_code(&ended.reason, end, signaled);
@@ -172,7 +172,10 @@ impl Session<'_> {
             Some(_) => "signal",
             None => reason_word(&ended.reason),
         };
-        events.tell(&Event::Ended { reason, exit_code: code, released: ended.released });
+        // The signal is its own reason.
+        let (_, why) = request(&ended.reason);
+        let why = why.filter(|_| signaled.is_none());
+        events.tell(&Event::Ended { reason, why, exit_code: code, released: ended.released });
         Ok(code)
     }
 }
@@ -258,7 +261,7 @@ impl Program<'_> {
         self.is_stopping = true;
         if reason.is_loss() {
             // Its own Stopping event comes only with ends that leave time.
-            self.events.tell(&Event::Stopping { reason: reason_word(reason), by: None });
+            self.events.tell(&Event::Stopping { reason: reason_word(reason), by: None, why: None });
         }
         let _ = self.guarded.stop(self.args.stop_grace);
     }
@@ -349,13 +352,10 @@ impl Program<'_> {
             }
             RunEvent::Recovered { .. } => self.events.tell(&Event::Recovered),
             RunEvent::Stopping { reason, .. } => {
-                let by = match reason {
-                    EndReason::Stopped { by, .. } => by.as_deref(),
-                    _ => None,
-                };
+                let (by, why) = request(reason);
                 let is_signal = self.signaled.is_some_and(|number| is_by_signal(reason, number));
-                let word = if is_signal { "signal" } else { reason_word(reason) };
-                self.events.tell(&Event::Stopping { reason: word, by });
+                let (reason, why) = if is_signal { ("signal", None) } else { (reason_word(reason), why) };
+                self.events.tell(&Event::Stopping { reason, by, why });
             }
             RunEvent::Stuck { .. } => {
                 self.events.tell(&Event::Note("CMD does not end; the lease is kept until it does"))

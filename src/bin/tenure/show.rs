@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tenure::{Holder, SessionState, SessionStatus};
+use tenure::{Holder, SessionKey, SessionState, SessionStatus};
 
 use crate::exit::{Failure, UNAVAILABLE};
 
@@ -46,6 +46,13 @@ pub(crate) fn session_json(status: &SessionStatus) -> Value {
         "stop_requested": of(stop_json),
         "waiting": 0,
     })
+}
+
+/// What is said of a session when the database does not answer: never what was known before, as if it were so still.
+pub(crate) fn unknown_json(key: &SessionKey) -> Value {
+    let mut json = session_json(&SessionStatus::idle(key.clone()));
+    json["state"] = json!("unknown");
+    json
 }
 
 fn stop_json(holder: &Holder) -> Value {
@@ -93,13 +100,8 @@ pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
         lines.push(format!("  phase    {}", holder.phase));
     }
     if let Some(stop) = &holder.stop {
-        let word = |text: &Option<String>| text.as_deref().map_or("?".to_owned(), escaped);
-        lines.push(format!(
-            "  stop     requested {} by {}: {}",
-            rfc3339(stop.at),
-            word(&stop.by),
-            word(&stop.reason)
-        ));
+        let request = request(stop.by.as_deref(), stop.reason.as_deref());
+        lines.push(format!("  stop     requested {}{request}", rfc3339(stop.at)));
     }
     lines.join("\n")
 }
@@ -115,10 +117,17 @@ pub(crate) fn line(status: &SessionStatus) -> String {
         line.push_str(&format!(", {}", holder.phase));
     }
     if let Some(stop) = &holder.stop {
-        let word = |text: &Option<String>| text.as_deref().map_or("?".to_owned(), escaped);
-        line.push_str(&format!(", asked to stop by {}: {}", word(&stop.by), word(&stop.reason)));
+        let request = request(stop.by.as_deref(), stop.reason.as_deref());
+        line.push_str(&format!(", asked to stop{request}"));
     }
     line
+}
+
+/// " by …: …", as far as it is known who asked and why.
+pub(crate) fn request(by: Option<&str>, why: Option<&str>) -> String {
+    let by = by.map(|by| format!(" by {}", escaped(by))).unwrap_or_default();
+    let why = why.map(|why| format!(": {}", escaped(why))).unwrap_or_default();
+    by + &why
 }
 
 pub(crate) fn table(sessions: &[SessionStatus]) -> String {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tenure::{Asked, SessionStatus, StopAnswer, Supervisor};
 use tokio::time::timeout;
 
@@ -48,37 +48,42 @@ fn nobody(global: &Global, args: &Stop, found: &SessionStatus, database: &Databa
 }
 
 async fn wait(global: &Global, args: &Stop, asked: &Asked, supervisor: &Supervisor) -> Result<u8, Failure> {
-    let key = asked.key();
+    let (key, run_id) = (asked.key(), asked.holder().run_id);
     let Some(patience) = args.wait else {
-        tell(global, asked, None)?;
+        let status = SessionStatus::held(key.clone(), asked.holder().clone());
+        tell(global, asked, show::session_json(&status), None)?;
         return Ok(0);
     };
-    let ended = match timeout(patience, asked.stopped()).await {
+    let has_ended = match timeout(patience, asked.stopped()).await {
         Ok(stopped) => stopped.map(|()| true)?,
         Err(_elapsed) => false,
     };
-    tell(global, asked, Some(ended))?;
-    if ended {
-        return Ok(0);
-    }
-    // Who holds it still, and how: the run that was asked, or what it has become.
-    let found = supervisor.inspect(key).await?;
-    let holder =
-        found.holder.as_ref().filter(|holder| holder.run_id == asked.holder().run_id && found.is_held());
-    if let Some(holder) = holder.filter(|_| !global.quiet) {
+    let found = match supervisor.inspect(key).await {
+        Ok(found) => found,
+        Err(_unknown) if has_ended => {
+            tell(global, asked, show::unknown_json(key), Some(true))?;
+            return Ok(0);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    // Who holds it still, and how. It may have ended just as the wait did.
+    let holder = found.holder.as_ref().filter(|holder| holder.run_id == run_id && found.is_held());
+    tell(global, asked, show::session_json(&found), Some(holder.is_none()))?;
+    let Some(holder) = holder else { return Ok(0) };
+    if !global.quiet {
         let state = show::state(found.state);
         show::complain(format_args!("{key} is {state} after {patience:?}: {}", show::held_by(holder)));
     }
-    Ok(if holder.is_some() { BUSY } else { 0 })
+    Ok(BUSY)
 }
 
-fn tell(global: &Global, asked: &Asked, ended: Option<bool>) -> Result<(), Failure> {
+/// With the session as it is now, which after the end of the run that was asked may be another's.
+fn tell(global: &Global, asked: &Asked, mut session: Value, ended: Option<bool>) -> Result<(), Failure> {
     let (key, holder) = (asked.key(), asked.holder());
     if global.json {
-        let mut answer = show::session_json(&SessionStatus::held(key.clone(), holder.clone()));
-        answer["first"] = json!(asked.is_first());
-        answer["ended"] = json!(ended);
-        return show::print(format_args!("{answer}\n"));
+        session["first"] = json!(asked.is_first());
+        session["ended"] = json!(ended);
+        return show::print(format_args!("{session}\n"));
     }
     let by = holder.stop.as_ref().and_then(|stop| stop.by.as_deref());
     match (ended, asked.is_first()) {
@@ -87,9 +92,9 @@ fn tell(global: &Global, asked: &Asked, ended: Option<bool>) -> Result<(), Failu
             show::print(format_args!("{key}: asked {} to stop (run {})\n", holder.label, holder.run_id))
         }
         (_, false) => show::print(format_args!(
-            "{key}: {} had been asked to stop before, by {} (run {})\n",
+            "{key}: {} had been asked to stop before{} (run {})\n",
             holder.label,
-            by.map_or("?".to_owned(), show::escaped),
+            by.map(|by| format!(", by {}", show::escaped(by))).unwrap_or_default(),
             holder.run_id
         )),
     }

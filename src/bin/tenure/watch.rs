@@ -2,12 +2,13 @@
 
 use std::{
     io::{self, Write as _},
+    pin::pin,
     time::{Duration, SystemTime},
 };
 
 use futures::StreamExt as _;
-use serde_json::{Value, json};
-use tenure::{Observed, SessionKey, SessionStatus, StartError, StoreError};
+use serde_json::Value;
+use tenure::{Builder, Observed, SessionKey, SessionStatus, StartError, StoreError, Supervisor};
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -17,35 +18,17 @@ use crate::{
     show,
 };
 
-/// How often to look for a file that is not there yet.
-const LOOK_FOR_FILE: Duration = Duration::from_secs(1);
+/// How often to look for a file that is not there yet, or a server that does not answer.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// When a server counts as one that does not answer.
+const SILENT_AFTER: Duration = Duration::from_secs(2);
 /// How often to see whether anybody reads (`tenure watch … | head -n 1`), when there is nothing to say.
 const LOOK_FOR_READER: Duration = Duration::from_secs(1);
 
 pub(crate) async fn watch(global: &Global, args: &Watch) -> Result<u8, Failure> {
     let (database, key) = (Database::of(global)?, args.session.key()?);
-    let mut is_wanted = true;
-    let mut builder = database.reading()?;
-    let was_missing = builder.is_none();
-    if was_missing {
-        // What is not there has no sessions; whoever makes it may be about to.
-        is_wanted = tell(global, &key, &Observed::Known(SessionStatus::idle(key.clone())))?;
-    }
-    while builder.is_none() && is_wanted {
-        sleep(LOOK_FOR_FILE).await;
-        builder = database.reading()?;
-        is_wanted = has_reader();
-    }
-    let Some(builder) = builder else { return Ok(0) };
-    let builder = builder.connect_timeout(global.connect_timeout);
-    let mut started = builder.clone().start().await;
-    while was_missing && matches!(started, Err(StartError::Store(StoreError::SchemaMissing { .. }))) {
-        // Whoever makes it is not done yet.
-        sleep(LOOK_FOR_FILE).await;
-        started = builder.clone().start().await;
-    }
-    let supervisor = started?;
-    let mut watching = supervisor.watch(&key);
+    let Some(supervisor) = start(global, &key, &database).await? else { return Ok(0) };
+    let (mut watching, mut is_wanted) = (supervisor.watch(&key), has_reader());
     while is_wanted {
         is_wanted = match timeout(LOOK_FOR_READER, watching.next()).await {
             Ok(Some(observed)) => tell(global, &key, &observed)?,
@@ -55,6 +38,81 @@ pub(crate) async fn watch(global: &Global, args: &Watch) -> Result<u8, Failure> 
     }
     supervisor.shutdown(Duration::ZERO).await;
     Ok(0)
+}
+
+/// Waits for a database that is not there yet, or does not answer; not for one that certainly will not do. `None` when
+/// nobody reads any more.
+async fn start(
+    global: &Global,
+    key: &SessionKey,
+    database: &Database,
+) -> Result<Option<Supervisor>, Failure> {
+    let mut waiting = Waiting { global, key, since: SystemTime::now(), told: None };
+    let mut was_missing = false;
+    loop {
+        let (absent, why) = match database.reading()? {
+            None => (Absent::Missing, format!("{} does not exist yet; waiting for it", database.location()?)),
+            Some(builder) => match waiting.start(builder).await? {
+                Ok(supervisor) => return Ok(Some(supervisor)),
+                // Whoever makes it is not done yet.
+                Err(StartError::Store(error @ StoreError::SchemaMissing { .. })) if was_missing => {
+                    (Absent::Missing, error.to_string())
+                }
+                Err(StartError::Store(error)) if error.is_transient() => {
+                    (Absent::Silent, format!("{error}; asking again"))
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        was_missing |= absent == Absent::Missing;
+        if !waiting.tell(absent, &why)? || !has_reader() {
+            return Ok(None);
+        }
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// Why there is nothing to watch yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    /// What is not there has no sessions; whoever makes it may be about to.
+    Missing,
+    /// Who holds the session is not known.
+    Silent,
+}
+
+/// What has been told while there is nothing to watch.
+struct Waiting<'a> {
+    global: &'a Global,
+    key: &'a SessionKey,
+    since: SystemTime,
+    told: Option<Absent>,
+}
+
+impl Waiting<'_> {
+    async fn start(&mut self, builder: Builder) -> Result<Result<Supervisor, StartError>, Failure> {
+        let mut starting = pin!(builder.connect_timeout(self.global.connect_timeout).start());
+        if let Ok(started) = timeout(SILENT_AFTER, &mut starting).await {
+            return Ok(started);
+        }
+        self.tell(Absent::Silent, "the database does not answer; waiting for it")?;
+        Ok(starting.await)
+    }
+
+    /// A line at each change; `false` when nobody reads any more.
+    fn tell(&mut self, absent: Absent, why: &str) -> Result<bool, Failure> {
+        if self.told.replace(absent) == Some(absent) {
+            return Ok(true);
+        }
+        if !self.global.quiet {
+            show::complain(why);
+        }
+        let observed = match absent {
+            Absent::Missing => Observed::Known(SessionStatus::idle(self.key.clone())),
+            Absent::Silent => Observed::Unknown { last_known: None, since: self.since },
+        };
+        tell(self.global, self.key, &observed)
+    }
 }
 
 /// Whether somebody may still read what is written, as far as can be known without writing.
@@ -91,12 +149,7 @@ fn tell(global: &Global, key: &SessionKey, observed: &Observed) -> Result<bool, 
 fn json_of(key: &SessionKey, observed: &Observed) -> Value {
     match observed.known() {
         Some(status) => show::session_json(status),
-        None => {
-            // Never what was known before, as if it were so still.
-            let mut json = show::session_json(&SessionStatus::idle(key.clone()));
-            json["state"] = json!("unknown");
-            json
-        }
+        None => show::unknown_json(key),
     }
 }
 

@@ -52,12 +52,12 @@ where
         let share = until.saturating_duration_since(Instant::now()) / left;
         match timeout(share, visit(server)).await {
             Ok(Ok(found)) => {
-                target.prefer(server);
+                server.turn.prefer();
                 return Ok(found);
             }
             Ok(Err(refusal)) => refusals.push((server, refusal)),
             Err(_elapsed) => {
-                target.pass_over(server);
+                server.turn.pass_over();
                 refusals.push((server, silent(server, share)));
             }
         }

@@ -5,8 +5,10 @@
 
 use std::{future::Future, time::Duration};
 
+use futures::future::OptionFuture;
 use sqlx::{
-    ConnectOptions as _, Decode, Executor as _, PgConnection, Postgres, Row as _, Type, postgres::PgRow,
+    ConnectOptions as _, Decode, Executor as _, PgConnection, Postgres, Row as _, Type,
+    postgres::{PgConnectOptions, PgRow},
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -39,28 +41,33 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
     }
     let mut visit = visits.swap_remove(chosen);
     let has_schema = examine_schema(&mut visit, &mut findings).await;
-    let clocks = measure(&mut visit, plan, &mut findings).await?;
+    let clocks = measure(&mut visit, plan, &mut findings).await;
     for other in &mut visits {
         let theirs = watch_clocks(other, ENOUGH_FOR_AN_OFFSET).await.ok();
         let theirs = theirs.and_then(|samples| Clocks::of(&samples));
         findings
             .extend(clocks.zip(theirs).and_then(|(ours, theirs)| judge::clocks_apart(other, ours, theirs)));
     }
-    let settings = visit.row(include_str!("examine/settings.sql")).await?;
-    findings.extend(judge::settings(&visit, &settings, target)?);
-    findings.push(examine_pooler(&mut visit, plan).await?);
+    let settings = examine_settings(&mut visit, target).await;
+    findings.extend(or_failure("settings", settings));
+    let pooler = examine_pooler(&mut visit).await;
+    findings.extend(or_failure("pooler", pooler.map(|finding| vec![finding])));
     if has_schema {
-        let table = visit.row(include_str!("examine/table.sql")).await?;
-        findings.extend(judge::table(&visit, &table)?);
+        let table = examine_table(&mut visit).await;
+        findings.extend(or_failure("table", table));
     }
     visit.end().await;
     Ok(findings)
 }
 
+/// What cannot be looked at takes nothing away from what was found before.
+fn or_failure(check: &'static str, found: Result<Vec<Finding>, StoreError>) -> Vec<Finding> {
+    found.unwrap_or_else(|error| vec![Finding::failure(check, error)])
+}
+
 /// Whether there is one, and the rights that its use needs.
 async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> bool {
-    let newest = schema::newest(&mut visit.connection).await;
-    let newest = newest.map_err(|error| fault::on_statement(error, visit.location(), fault::GRANTS));
+    let newest = visit.newest_schema().await;
     if let Err(error) = newest.and_then(|newest| {
         schema::check(newest, visit.location())?;
         findings.extend(newest.map(judge::schema));
@@ -86,12 +93,11 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> b
 }
 
 /// How long a round trip and a commit take, and how the clocks go.
-async fn measure(
-    visit: &mut Visit<'_>,
-    plan: Plan,
-    findings: &mut Vec<Finding>,
-) -> Result<Option<Clocks>, StoreError> {
-    let samples = watch_clocks(visit, plan.lasting).await?;
+async fn measure(visit: &mut Visit<'_>, plan: Plan, findings: &mut Vec<Finding>) -> Option<Clocks> {
+    let samples = watch_clocks(visit, plan.lasting).await.unwrap_or_else(|error| {
+        findings.push(Finding::failure("round_trip", error));
+        Vec::new()
+    });
     let round_trips = samples.iter().map(ClockSample::round_trip).collect();
     findings.extend(Latency::of(round_trips).map(|trips| trips.finding("round_trip", "the network between")));
     if visit.takes_writes {
@@ -99,7 +105,7 @@ async fn measure(
     }
     let clocks = Clocks::of(&samples);
     findings.extend(clocks.map(|clocks| clocks.finding()));
-    Ok(clocks)
+    clocks
 }
 
 async fn watch_clocks(visit: &mut Visit<'_>, lasting: Duration) -> Result<Vec<ClockSample>, StoreError> {
@@ -126,7 +132,11 @@ const COMMITS: usize = 10;
 
 /// A message in the write-ahead log: a commit with a flush, and with whatever a commit waits for besides, that touches
 /// no table. Where tenure's own sessions would turn synchronous_commit on, this does.
+///
+/// A commit may never be answered, by a primary that has lost its synchronous standby: then no lease can be held.
 async fn measure_commits(visit: &mut Visit<'_>) -> Finding {
+    const ADVICE: &str = "look at the server's log, at its disk, and whether its synchronous standbys are there: a \
+                          grant and a renewal wait for the same things";
     const COMMIT: &str = "SELECT \
         set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') = 'off' \
             THEN 'on' ELSE current_setting('synchronous_commit') END, true), \
@@ -134,25 +144,37 @@ async fn measure_commits(visit: &mut Visit<'_>) -> Finding {
     let mut taken = Vec::new();
     for _ in 0..COMMITS {
         let sent = SystemClock.now();
-        if let Err(error) = visit.row(COMMIT).await {
-            let advice = "look at the server's log, at its disk, and whether its synchronous standbys are there: a \
-                          grant and a renewal wait for the same things";
-            return Finding::warning("commit", error.to_string(), advice);
+        match visit.row(COMMIT).await {
+            Ok(_) => taken.push(SystemClock.now().saturating_since(sent)),
+            Err(StoreError::Unavailable { location, detail }) => {
+                let detail = format!("a commit failed: {detail}; {ADVICE}");
+                return Finding::failure("commit", StoreError::Unavailable { location, detail });
+            }
+            Err(error) => return Finding::warning("commit", error.to_string(), ADVICE),
         }
-        taken.push(SystemClock.now().saturating_since(sent));
     }
     let latency = Latency::of(taken).expect("there were some");
     latency.finding("commit", "the server's disk and its synchronous standbys")
 }
 
+async fn examine_settings(visit: &mut Visit<'_>, target: &Target) -> Result<Vec<Finding>, StoreError> {
+    let settings = visit.row(include_str!("examine/settings.sql")).await?;
+    judge::settings(visit, &settings, target)
+}
+
+async fn examine_table(visit: &mut Visit<'_>) -> Result<Vec<Finding>, StoreError> {
+    let table = visit.row(include_str!("examine/table.sql")).await?;
+    judge::table(visit, &table)
+}
+
 /// Two open connections never have the same server session, unless somebody in between hands them out; and a setting
 /// that was sent at connection is there, unless somebody has dropped it.
-async fn examine_pooler(visit: &mut Visit<'_>, plan: Plan) -> Result<Finding, StoreError> {
+async fn examine_pooler(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
     const SESSION: &str = "SELECT pg_backend_pid() AS pid, \
         (SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout";
     const ODD: Duration = Duration::from_millis(59_321);
     let bounds = Bounds { statement: ODD, lock: ODD };
-    let mut second = Visit::open(visit.server, visit.server.options(bounds), plan).await?;
+    let mut second = Visit::of(visit.server, visit.server.options(bounds), visit.patience);
     let (mut shared, mut kept) = (false, true);
     for _ in 0..3 {
         let (one, other) = (visit.row(SESSION).await?, second.row(SESSION).await?);
@@ -163,10 +185,12 @@ async fn examine_pooler(visit: &mut Visit<'_>, plan: Plan) -> Result<Finding, St
     Ok(judge::pooler(visit.server.pooled, shared, kept))
 }
 
-/// A connection to one server.
+/// A connection to one server, and its successors.
 struct Visit<'a> {
     server: &'a Server,
-    connection: PgConnection,
+    options: PgConnectOptions,
+    /// `None` before the first statement, and after one without an answer: what was sent next would wait for it.
+    connection: Option<PgConnection>,
     patience: Duration,
     version: String,
     takes_writes: bool,
@@ -175,7 +199,7 @@ struct Visit<'a> {
 impl<'a> Visit<'a> {
     /// Asks the server at once what it is.
     async fn begin(server: &'a Server, plan: Plan) -> Result<Self, StoreError> {
-        let mut visit = Self::open(server, server.plain_options(), plan).await?;
+        let mut visit = Self::of(server, server.plain_options(), plan.patience);
         let row = visit
             .row(
                 "SELECT current_setting('server_version') AS version, \
@@ -187,16 +211,27 @@ impl<'a> Visit<'a> {
         Ok(visit)
     }
 
-    async fn open(
-        server: &'a Server,
-        options: sqlx::postgres::PgConnectOptions,
-        plan: Plan,
-    ) -> Result<Self, StoreError> {
-        let patience = plan.patience;
-        let connection = timeout(patience, options.connect()).await;
-        let connection = connection.map_err(|_elapsed| connect::silent(server, patience))?;
-        let connection = connection.map_err(|error| fault::on_connect(error, server))?;
-        Ok(Self { server, connection, patience, version: String::new(), takes_writes: false })
+    fn of(server: &'a Server, options: PgConnectOptions, patience: Duration) -> Self {
+        Self { server, options, connection: None, patience, version: String::new(), takes_writes: false }
+    }
+
+    /// The one that is there, or a new one.
+    async fn take_connection(&mut self) -> Result<PgConnection, StoreError> {
+        if let Some(connection) = self.connection.take() {
+            return Ok(connection);
+        }
+        let connection = timeout(self.patience, self.options.connect()).await;
+        let connection = connection.map_err(|_elapsed| connect::silent(self.server, self.patience))?;
+        connection.map_err(|error| fault::on_connect(error, self.server))
+    }
+
+    /// As [`schema::newest`].
+    async fn newest_schema(&mut self) -> Result<Option<(i32, i32)>, StoreError> {
+        let mut connection = self.take_connection().await?;
+        let newest = timeout(self.patience, schema::newest(&mut connection)).await;
+        let newest = newest.map_err(|_elapsed| connect::silent(self.server, self.patience))?;
+        self.connection = Some(connection);
+        newest.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS))
     }
 
     fn location(&self) -> &'a str {
@@ -205,10 +240,14 @@ impl<'a> Visit<'a> {
 
     /// The one row that a statement answers.
     async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
-        let patience = self.patience;
-        let answer = timeout(patience, self.connection.fetch_one(sqlx::raw_sql(sql))).await;
-        let answer = answer.map_err(|_elapsed| connect::silent(self.server, patience))?;
-        answer.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS))
+        let mut connection = self.take_connection().await?;
+        let answer = timeout(self.patience, connection.fetch_one(sqlx::raw_sql(sql))).await;
+        let answer = answer.map_err(|_elapsed| connect::silent(self.server, self.patience))?;
+        let answer = answer.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS));
+        if !answer.as_ref().is_err_and(StoreError::is_uncertain) {
+            self.connection = Some(connection);
+        }
+        answer
     }
 
     fn read<'r, T>(&self, row: &'r PgRow, column: &'static str) -> Result<T, StoreError>
@@ -223,7 +262,8 @@ impl<'a> Visit<'a> {
 
     fn end(self) -> impl Future<Output = ()> + Send {
         // The server notices a connection that merely ends, too.
-        let goodbye = timeout(self.patience, sqlx::Connection::close(self.connection));
+        let goodbye = self.connection.map(sqlx::Connection::close);
+        let goodbye = timeout(self.patience, OptionFuture::from(goodbye));
         async move { drop(goodbye.await) }
     }
 }

@@ -13,7 +13,7 @@ use crate::store::StoreError;
 /// What it takes to use the schema.
 pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
     GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.session_lease; GRANT USAGE, UPDATE ON SEQUENCE \
-    tenure.fence_floor";
+    tenure.fence_floor; GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint)";
 
 /// Serialization failure and deadlock: the same statement, sent again, may well succeed.
 pub(super) fn is_retried(error: &Error) -> bool {

@@ -11,7 +11,10 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{fault, target::Server};
+use super::{
+    fault,
+    target::{Server, Turn},
+};
 use crate::store::StoreError;
 
 /// How often a statement is sent that the server rolls back for the sake of another.
@@ -145,11 +148,13 @@ pub(super) struct Session {
     connection: PgConnection,
     location: Arc<str>,
     pooled: bool,
+    turn: Turn,
 }
 
 impl Session {
     pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
-        Self { connection, location: server.location.clone(), pooled: server.pooled }
+        let turn = server.turn.clone();
+        Self { connection, location: server.location.clone(), pooled: server.pooled, turn }
     }
 
     pub(super) fn location(&self) -> &str {
@@ -167,13 +172,18 @@ impl Session {
     }
 
     /// Sends a statement, again if the server rolled it back for the sake of another.
+    ///
+    /// Dropping the future says that the answer took too long. A primary that waits for a standby which has taken its
+    /// place still accepts connections and answers what is read: only this tells that another server is to be asked.
     pub(super) async fn fetch(&mut self, statement: &Statement<'_>) -> Result<Vec<PgRow>, StoreError> {
         let mut attempt = 1;
         loop {
+            let awaited = self.turn.awaited();
             let sent = match self.pooled {
                 true => statement.send_as_text(&mut self.connection).await,
                 false => statement.send_bound(&mut self.connection).await,
             };
+            awaited.answered();
             match sent {
                 Err(error) if attempt < ATTEMPTS && fault::is_retried(&error) => attempt += 1,
                 Err(error) => return Err(fault::on_statement(error, &self.location, fault::GRANTS)),

@@ -23,7 +23,7 @@ pub(super) struct Target {
     /// In the order of the URL; at least one.
     servers: Vec<Server>,
     /// The index of the one to ask first. Connections of several lanes change it at the same time; no order is wrong.
-    first: AtomicUsize,
+    first: Arc<AtomicUsize>,
     /// For people, without any secret: all servers and the database.
     pub(super) location: Arc<str>,
 }
@@ -38,14 +38,26 @@ pub(super) struct Server {
     /// For people, without any secret: the address and the database.
     pub(super) location: Arc<str>,
     pub(super) database: String,
+    pub(super) turn: Turn,
+}
+
+/// Where one server stands among those to ask.
+#[derive(Clone)]
+pub(super) struct Turn {
+    first: Arc<AtomicUsize>,
+    index: usize,
+    servers: usize,
 }
 
 impl Target {
     pub(super) fn parse(text: &str) -> Result<Self, StoreError> {
-        let servers = hosts::split(text)?.into_iter().map(Server::parse).collect::<Result<Vec<_>, _>>()?;
+        let (urls, first) = (hosts::split(text)?, Arc::new(AtomicUsize::new(0)));
+        let turn = |index| Turn { first: first.clone(), index, servers: urls.len() };
+        let servers = urls.iter().enumerate().map(|(index, url)| Server::parse(url.clone(), turn(index)));
+        let servers = servers.collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<_> = servers.iter().map(|server| server.address.as_str()).collect();
         let location = format!("{}/{}", addresses.join(","), servers[0].database).into();
-        Ok(Self { servers, first: AtomicUsize::new(0), location })
+        Ok(Self { servers, first, location })
     }
 
     /// As [`Server::pooled`], which one URL says of all.
@@ -58,29 +70,46 @@ impl Target {
         let (before, from) = self.servers.split_at(self.first.load(Ordering::Relaxed));
         from.iter().chain(before).collect()
     }
+}
 
-    /// This one works: it is asked first from now on.
-    pub(super) fn prefer(&self, server: &Server) {
-        if let Some(index) = self.index(server) {
-            self.first.store(index, Ordering::Relaxed);
-        }
+impl Turn {
+    /// This server works: it is asked first from now on.
+    pub(super) fn prefer(&self) {
+        self.first.store(self.index, Ordering::Relaxed);
     }
 
     /// This one is silent, which takes time to notice: the one after it is asked first from now on.
-    pub(super) fn pass_over(&self, server: &Server) {
-        if let Some(index) = self.index(server) {
-            let next = (index + 1) % self.servers.len();
-            let _ = self.first.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
-        }
+    pub(super) fn pass_over(&self) {
+        let next = (self.index + 1) % self.servers;
+        let _ = self.first.compare_exchange(self.index, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    fn index(&self, server: &Server) -> Option<usize> {
-        self.servers.iter().position(|other| std::ptr::eq(other, server))
+    /// To be held while an answer is awaited: it is passed over if nobody waits any longer.
+    pub(super) fn awaited(&self) -> Awaited {
+        Awaited(Some(self.clone()))
+    }
+}
+
+/// An answer that is still to come.
+pub(super) struct Awaited(Option<Turn>);
+
+impl Awaited {
+    /// Whatever the answer was.
+    pub(super) fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if let Some(turn) = &self.0 {
+            turn.pass_over();
+        }
     }
 }
 
 impl Server {
-    fn parse(mut url: Url) -> Result<Self, StoreError> {
+    fn parse(mut url: Url, turn: Turn) -> Result<Self, StoreError> {
         check_shape(&url)?;
         let pooled = is_pooled(hosts::take(&mut url, "pgbouncer"))?;
         check_session_attrs(hosts::take(&mut url, "target_session_attrs"))?;
@@ -92,7 +121,7 @@ impl Server {
         let database = options.get_database().unwrap_or(options.get_username()).to_owned();
         let address = address(&options);
         let location = format!("{address}/{database}").into();
-        Ok(Self { options, pooled, address, location, database })
+        Ok(Self { options, pooled, address, location, database, turn })
     }
 
     pub(super) fn options(&self, bounds: Bounds) -> PgConnectOptions {
@@ -334,13 +363,13 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(order(), ["h1", "h2", "h3"]);
-        target.prefer(&target.servers[1]);
+        target.servers[1].turn.prefer();
         assert_eq!(order(), ["h2", "h3", "h1"]);
-        target.pass_over(&target.servers[0]);
+        target.servers[0].turn.pass_over();
         assert_eq!(order(), ["h2", "h3", "h1"], "it was not the first");
-        target.pass_over(&target.servers[1]);
+        target.servers[1].turn.pass_over();
         assert_eq!(order(), ["h3", "h1", "h2"]);
-        target.pass_over(&target.servers[2]);
+        target.servers[2].turn.pass_over();
         assert_eq!(order(), ["h1", "h2", "h3"]);
     }
 

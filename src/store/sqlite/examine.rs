@@ -19,35 +19,53 @@ use crate::{
 mod place;
 
 /// Creates nothing: a file that is not there is a finding, too.
-pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Result<Vec<Finding>, Failure> {
+///
+/// What cannot be looked at is one, too, and takes nothing away from what was found before.
+pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !file.path().exists() {
         findings.push(absent(file));
         #[cfg(unix)]
         findings.extend(place::around(file.path()));
-        return Ok(findings);
+        return findings;
     }
     findings.push(Finding::fine("file", "there"));
     #[cfg(unix)]
     findings.extend(place::around(file.path()).into_iter().chain(place::of_the_file(file.path())));
 
-    let mut sqlite = options(file, plan.patience).create_if_missing(false).connect().await?;
+    let failed = |check, failure: Failure| Finding::failure(check, failure.in_file(file));
+    let mut sqlite = match options(file, plan.patience).create_if_missing(false).connect().await {
+        Ok(sqlite) => sqlite,
+        Err(error) => {
+            findings.push(failed("file", error.into()));
+            return findings;
+        }
+    };
     let may_write = file.access() != Access::ReadOnly;
     let has_schema = examine_schema(&mut sqlite, file, &mut findings).await;
-    findings.push(journal_mode(&mut sqlite, file.path()).await?);
+    let mode = journal_mode(&mut sqlite, file.path()).await;
+    findings.push(mode.unwrap_or_else(|failure| failed("journal_mode", failure)));
     if has_schema && may_write {
         match super::accept_writes(&mut sqlite).await {
-            Ok(()) => findings.push(measure_commits(&mut sqlite).await?),
-            Err(failure) => findings.push(Finding::failure("permissions", failure.in_file(file))),
+            Ok(()) => {
+                let commits = measure_commits(&mut sqlite).await;
+                findings.push(commits.unwrap_or_else(|failure| failed("commit", failure)));
+            }
+            Err(failure) => findings.push(failed("permissions", failure)),
         }
-        findings.push(long_expired(&mut sqlite).await?);
+        let expired = long_expired(&mut sqlite).await;
+        findings.push(expired.unwrap_or_else(|failure| failed("sweep", failure)));
     }
-    let samples = watch_clock(&mut sqlite, plan.lasting).await?;
+    let samples = watch_clock(&mut sqlite, plan.lasting).await.unwrap_or_else(|failure| {
+        findings.push(failed("clock", failure));
+        Vec::new()
+    });
     let taken = samples.iter().map(ClockSample::round_trip).collect();
     findings.extend(Latency::of(taken).map(|taken| taken.finding("round_trip", "the disk")));
     findings.extend(Clocks::of(&samples).map(|clocks| clocks.finding_of_this_machine()));
-    sqlite.close().await?;
-    Ok(findings)
+    // Nothing was left to be written.
+    let _ = sqlite.close().await;
+    findings
 }
 
 fn absent(file: &DatabaseFile) -> Finding {

@@ -1,5 +1,8 @@
+-- The trigger's function needs no right: that is asked for when the trigger is created. What it calls does.
 SELECT
-    has_table_privilege('tenure.migration', 'SELECT')
+    has_schema_privilege('tenure', 'USAGE')
+    AND has_function_privilege('tenure.next_fence(bigint)', 'EXECUTE')
+    AND has_table_privilege('tenure.migration', 'SELECT')
     AND has_table_privilege('tenure.session_lease', 'SELECT')
     AND has_table_privilege('tenure.session_lease', 'INSERT')
     AND has_table_privilege('tenure.session_lease', 'UPDATE')
