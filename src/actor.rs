@@ -10,7 +10,7 @@
 //! ```
 //!
 //! All of them live on one thread of the supervisor's own, so that nothing the application does can delay a
-//! renewal (invariant I10). No handler awaits the database: a request goes to a lane, and its answer comes
+//! renewal (invariant I10). What is done for those who watch has another, once somebody does. No handler awaits the database: a request goes to a lane, and its answer comes
 //! back as a message of its own.
 //!
 //! - [`registry`] knows the sessions of this process, refuses from memory what this process still works on,
@@ -20,7 +20,7 @@
 //! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
 //! - [`lane`] carries statements of one kind.
 //! - [`hints`] listens for requests to stop, and has the registry read them; [`watching`] looks at sessions for those
-//!   who watch. No run depends on either.
+//!   who watch, from a thread of its own. No run depends on either.
 //!
 //! A panic kills one actor. A run actor's end, however it comes, cancels its token and tells the registry; it
 //! is never restarted. The registry's end cancels the root of all tokens, and with it every run.

@@ -39,7 +39,7 @@ pub use stop::{Asked, StopAnswer, StopSessionRequest};
 /// Asks the database for sessions and looks after the runs that hold them.
 ///
 /// A cheap clone of a handle, usable from any thread and any async runtime. The supervisor itself lives on an
-/// operating-system thread of its own, with connections of its own.
+/// operating-system thread of its own, with connections of its own; those who [watch](Self::watch) have another.
 ///
 /// Dropping the last handle cancels every run, releases what can be released, and does not wait for it: if the
 /// process exits at once, the leases expire. [`shutdown`](Self::shutdown) is the clean way.
@@ -164,16 +164,23 @@ impl Supervisor {
         }
     }
 
-    /// Watches a session: how it is now, and then every change of its run, stage, phase and request to stop, and its
-    /// expiry. A lease that was merely renewed is no change. Whoever reads slowly misses what was in between, and
-    /// gets the latest. Ends with the supervisor.
+    /// Watches a session: how it is now, and then what changes of its run, stage, phase and request to stop, and its
+    /// expiry. A lease that was merely renewed is no change. Ends with the supervisor.
+    ///
+    /// It looks, and what comes and goes between two looks is not seen: a run that was asked to stop and has ended
+    /// before the next look is never shown as stopping, and a short one not at all. Whoever reads slowly misses what
+    /// was in between, too, and gets the latest. What must not miss anything listens to the [events](Self::events) of
+    /// the supervisor that runs it.
     ///
     /// A change shows within half a second where somebody holds one of the watched sessions, within a second
-    /// otherwise, and sooner when the run is one of this supervisor's. It never shows a holder beyond the last known
-    /// expiry of its lease, and says [`Unknown`](Observed::Unknown) within two seconds of losing the database; two
-    /// seconds after the database is back it is right again.
+    /// otherwise, and sooner when the run is one of this supervisor's; on a slow line a round trip or two later, and
+    /// later still for thousands of sessions on a slow database. It never shows a holder beyond the last known expiry
+    /// of its lease, and says [`Unknown`](Observed::Unknown) within two seconds of losing the database; two seconds
+    /// after the database is back it is right again. Where every answer takes about a second or more, it is
+    /// `Unknown` in between; where it takes two, always.
     ///
-    /// All that are watched share one statement per look. Dropping the stream ends the watching.
+    /// All that are watched share the statements, one for 500 at a time, over a connection and from a thread of their
+    /// own: no run waits for those who watch. Dropping the stream ends the watching.
     pub fn watch(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
         self.inner.watching.observe(key)
     }

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use crate::session::SessionStatus;
+use crate::session::{FencingToken, Holder, Label, Phase, RunId, SessionStatus, Stage, StopRequest};
 
 /// A session as somebody sees it who watches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,11 +43,14 @@ impl Observed {
 }
 
 fn is_same(one: &SessionStatus, other: &SessionStatus) -> bool {
-    let shown = |status: &SessionStatus| {
-        let holder = status.holder.clone().map(|holder| {
-            (holder.run_id, holder.fence, holder.label, holder.stage, holder.phase, holder.stop)
-        });
-        (status.state, holder)
+    let is_same_holder = match (&one.holder, &other.holder) {
+        (Some(one), Some(other)) => shown(one) == shown(other),
+        (None, None) => true,
+        _ => false,
     };
-    shown(one) == shown(other)
+    one.state == other.state && is_same_holder
+}
+
+fn shown(holder: &Holder) -> (RunId, FencingToken, &Label, Stage, &Phase, &Option<StopRequest>) {
+    (holder.run_id, holder.fence, &holder.label, holder.stage, &holder.phase, &holder.stop)
 }

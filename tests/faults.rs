@@ -40,9 +40,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use futures::future::join_all;
 #[cfg(feature = "postgres")]
-use futures::{Stream, StreamExt};
+use futures::Stream;
+use futures::{StreamExt, future::join_all};
 use support::{background, device::key, process};
 #[cfg(feature = "postgres")]
 use tenure::RunEvent;

@@ -40,6 +40,7 @@ on_every_backend! {
     what_another_process_does_is_seen
     a_dead_holder_is_seen_until_its_lease_expires_and_no_longer
     many_sessions_are_watched_and_each_sees_its_own
+    i10_however_many_watch_the_runs_of_their_supervisor_keep_their_leases
     a_watch_ends_with_its_supervisor
     watching_writes_nothing
 }
@@ -116,6 +117,27 @@ async fn many_sessions_are_watched_and_each_sees_its_own(backend: impl Reachable
             assert!(!is_held || [0, 299, SESSIONS - 1].contains(&n), "{seen:?}");
         }
     }
+}
+
+/// They all come at once, and all that they watch changes at once.
+async fn i10_however_many_watch_the_runs_of_their_supervisor_keep_their_leases(backend: impl Reachable) {
+    const SESSIONS: usize = 3_000;
+    let builder = Supervisor::builder(backend.url()).ttl(2 * TTL).acquire_timeout(AT_LAST);
+    let supervisor = builder.start().await.unwrap();
+    let keys: Vec<_> = (0..SESSIONS).map(|n| key(&format!("chat-{n}"))).collect();
+    let run = supervisor.acquire(&key("the run")).await.unwrap();
+    let mut all: Vec<_> = keys.iter().map(|key| supervisor.watch(key)).collect();
+    for watching in &mut all {
+        assert_eq!(at_last(watching, |_| true).await.state, SessionState::Idle);
+    }
+    for some in keys.chunks(SESSIONS / 10).take(3) {
+        let acquired =
+            futures::future::join_all(some.iter().map(|key| supervisor.acquire(key).into_future()));
+        assert!(acquired.await.iter().all(Result::is_ok));
+    }
+    tokio::time::sleep(4 * TTL).await;
+    assert!(run.is_held(), "{run:?}");
+    supervisor.shutdown(Duration::ZERO).await;
 }
 
 async fn a_watch_ends_with_its_supervisor(backend: impl Reachable) {
@@ -212,6 +234,27 @@ mod over_a_network {
             proxy.pass();
             back_again(&mut held, &mut idle, run).await;
         }
+    }
+
+    /// Connecting takes many times as long as a look.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slow_line_is_watched_and_tells_that_a_run_has_stopped() {
+        let backend = PostgresBackend::start(Server::shared(), "").await;
+        let proxy = Proxy::start(backend.database().server().address());
+        let mut holder = Device::start(&backend.url(), "holder", LONG_TTL).await;
+        holder.granted("chat").await;
+        proxy.delay(Duration::from_millis(200));
+        let builder = Supervisor::builder(proxy.url_for(backend.database())).ttl(LONG_TTL);
+        let watcher = builder.connect_timeout(AT_LAST).start().await.unwrap();
+        let mut watching = watcher.watch(&key("chat"));
+        at_last(&mut watching, SessionStatus::is_held).await;
+        let StopAnswer::Asked(asked) = watcher.stop(&key("chat")).await.unwrap() else {
+            panic!("it is held");
+        };
+        at_last(&mut watching, |status| status.state == SessionState::Stopping).await;
+        assert!(holder.release("chat").await);
+        timeout(AT_LAST, asked.stopped()).await.expect("it is gone").unwrap();
+        at_last(&mut watching, |status| status.state == SessionState::Idle).await;
     }
 
     /// The connection of the watchers is one that nothing else uses.

@@ -1,350 +1,72 @@
 //! Looking at sessions for those who watch them: all of a process share one statement per look.
 //!
-//! The looks go over a connection of their own. A session is looked at twice a second while somebody holds one, once
-//! a second otherwise, and at once when a run of this process changes. What is shown never outlives what is known: a
-//! lease not its expiry, and nothing the database's silence.
+//! The looks go over a connection of their own, from a thread of their own: however many watch, no renewal waits for
+//! it (invariant I10). A session is looked at twice a second while somebody holds one, once a second otherwise, and at
+//! once when a run of this process changes. One statement is under way at a time, for as many sessions as one takes;
+//! what wants a look meanwhile gathers for the next.
+//!
+//! What is shown never outlives what is known: a lease not its expiry, and nothing the database's silence. The
+//! silence is the database's, not a session's: whose turn has not come yet is still as it was.
 
-use std::{collections::HashMap, time::Duration};
+use std::{pin::Pin, thread, time::Duration};
 
-use actix::{
-    Actor, AsyncContext, Context, Handler, Message, SpawnHandle, StreamHandler, WrapFuture,
-    fut::ActorFutureExt,
-};
 use futures::{
-    channel::oneshot,
-    stream::{self, Stream},
+    channel::{mpsc, oneshot},
+    stream::{self, Peekable, Stream},
 };
-use tokio::sync::watch;
+use tokio::{runtime, sync::watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    actor::{
-        lane::backoff,
-        query::{Queries, Query},
-    },
-    clock::{BootInstant, Reading, SharedClock},
-    error::{Closed, QueryError},
-    event::RunEvent,
-    session::{Holder, RunId, SessionKey, SessionStatus},
-    store::MAX_BATCH,
+    clock::{BootInstant, SharedClock},
+    error::Closed,
+    event::EventSource,
+    session::{RunId, SessionKey},
+    store::{Bounds, SharedStore},
     watch::Observed,
 };
 
 mod known;
+mod line;
+mod looking;
+mod watched;
 
-use known::Knowledge;
-
-pub(crate) struct Watcher {
-    watched: HashMap<SessionKey, Watched>,
-    /// Over a connection that nothing else uses.
-    queries: Queries,
-    clock: SharedClock,
-    /// Those who have just begun to be watched, to be looked at together.
-    fresh: Vec<SessionKey>,
-    /// When all are looked at next; `None` while nobody watches.
-    due: Option<BootInstant>,
-    /// Statements of the look at all that are under way.
-    under_way: usize,
-    /// Looks in a row that were not answered.
-    failures: u32,
-    changed_at: BootInstant,
-    timer: Option<SpawnHandle>,
-}
-
-/// One session, and who watches it.
-struct Watched {
-    shown: watch::Sender<Option<Observed>>,
-    knowledge: Knowledge,
-    waiting: Vec<UntilGone>,
-    /// It is going to be looked at again soon, because of what a run of this process has done.
-    is_nudged: bool,
-}
-
-/// Somebody wants to watch a session.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct Watch {
-    key: SessionKey,
-    reply: oneshot::Sender<watch::Receiver<Option<Observed>>>,
-}
-
-/// Somebody waits until a run does not hold its session any more, as the database says later than `since`.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct UntilGone {
-    pub(crate) key: SessionKey,
-    pub(crate) run_id: RunId,
-    pub(crate) since: BootInstant,
-    pub(crate) reply: oneshot::Sender<()>,
-}
-
-/// A session may have changed.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct Nudge(pub(crate) SessionKey);
-
-/// While somebody holds one of the sessions, or has just let go.
-const ACTIVE: Duration = Duration::from_millis(500);
-const IDLE: Duration = Duration::from_secs(1);
-/// How long after a change the sessions are looked at as often as that.
-const STAYS_ACTIVE: Duration = Duration::from_secs(5);
-/// How long a look may take, connecting included. With the pause that follows, a database that is back is noticed
-/// within two seconds even if a look is lost on the way.
-pub(crate) const LOOK_TIMEOUT: Duration = Duration::from_millis(1_200);
-const LONGEST_PAUSE: Duration = Duration::from_millis(300);
-/// What a run does shows in its row within 100 ms.
-const SHOWN_WITHIN: Duration = Duration::from_millis(150);
-
-impl Watcher {
-    pub(crate) fn new(queries: Queries, clock: SharedClock) -> Self {
-        let changed_at = clock.now();
-        Self {
-            watched: HashMap::new(),
-            queries,
-            clock,
-            fresh: Vec::new(),
-            due: None,
-            under_way: 0,
-            failures: 0,
-            changed_at,
-            timer: None,
-        }
-    }
-
-    fn watched(&mut self, key: SessionKey) -> &mut Watched {
-        let began = self.clock.now();
-        self.watched.entry(key).or_insert_with(|| Watched {
-            shown: watch::Sender::new(None),
-            knowledge: Knowledge::none(began),
-            waiting: Vec::new(),
-            is_nudged: false,
-        })
-    }
-
-    /// Looks at one session, with the others that have just come, and at all when it is time.
-    fn begin(&mut self, key: SessionKey, ctx: &mut Context<Self>) {
-        if self.fresh.is_empty() {
-            // After all messages that are here already.
-            ctx.run_later(Duration::ZERO, |watcher, ctx| {
-                let mut fresh = std::mem::take(&mut watcher.fresh);
-                fresh.sort_unstable();
-                fresh.dedup();
-                watcher.look(fresh, false, ctx);
-            });
-        }
-        self.fresh.push(key);
-        let next = self.clock.now() + ACTIVE;
-        self.due.get_or_insert(next);
-        self.arm(ctx);
-    }
-
-    /// One statement for as many as one takes.
-    fn look(&mut self, keys: Vec<SessionKey>, at_all: bool, ctx: &mut Context<Self>) {
-        for some in keys.chunks(MAX_BATCH) {
-            self.under_way += usize::from(at_all);
-            let (asked, queries, sent_at) = (some.to_vec(), self.queries.clone(), self.clock.now());
-            let keys = asked.clone();
-            let answer = async move { queries.ask(|reply| Query::Look(asked, reply)).await };
-            ctx.spawn(answer.into_actor(self).map(move |answer, watcher, ctx| {
-                watcher.seen(keys, sent_at, answer, at_all, ctx);
-            }));
-        }
-    }
-
-    fn seen(
-        &mut self,
-        keys: Vec<SessionKey>,
-        sent_at: BootInstant,
-        answer: Result<Vec<Option<Holder>>, QueryError>,
-        at_all: bool,
-        ctx: &mut Context<Self>,
-    ) {
-        let reading = self.clock.reading();
-        let received_at = reading.boot;
-        self.under_way -= usize::from(at_all);
-        match answer {
-            Ok(holders) => {
-                self.failures = 0;
-                for (key, holder) in keys.into_iter().zip(holders) {
-                    let Some(watched) = self.watched.get_mut(&key) else { continue };
-                    watched.tell_waiting(holder.as_ref(), sent_at);
-                    let status = match holder {
-                        Some(holder) => SessionStatus::held(key, holder),
-                        None => SessionStatus::idle(key),
-                    };
-                    watched.knowledge.learn(status, sent_at, received_at);
-                    if watched.show(&reading) {
-                        self.changed_at = received_at;
-                    }
-                }
-            }
-            Err(error) => {
-                tracing::debug!(%error, "watched sessions were not read");
-                self.failures = self.failures.saturating_add(1);
-            }
-        }
-        if at_all && self.under_way == 0 {
-            self.due = Some(received_at + self.pause(received_at));
-        }
-        self.arm(ctx);
-    }
-
-    fn pause(&self, now: BootInstant) -> Duration {
-        if self.failures > 0 {
-            return backoff(self.failures, LONGEST_PAUSE);
-        }
-        let is_active = now.saturating_since(self.changed_at) < STAYS_ACTIVE;
-        if is_active || self.watched.values().any(|watched| watched.knowledge.is_held()) {
-            ACTIVE
-        } else {
-            IDLE
-        }
-    }
-
-    /// Time has passed: things may be due, or not known any more.
-    fn on_time(&mut self, ctx: &mut Context<Self>) {
-        let reading = self.clock.reading();
-        let now = reading.boot;
-        for watched in self.watched.values_mut() {
-            if watched.show(&reading) {
-                self.changed_at = now;
-            }
-        }
-        if self.under_way == 0 && self.due.is_some_and(|due| now >= due) {
-            self.watched.retain(|_, watched| watched.is_wanted());
-            self.due = None;
-            self.look(self.watched.keys().cloned().collect(), true, ctx);
-        }
-        let near_expiry =
-            self.watched.iter_mut().filter(|(_, watched)| watched.knowledge.is_near_expiry(now));
-        let keys: Vec<_> = near_expiry.map(|(key, _)| key.clone()).collect();
-        self.look(keys, false, ctx);
-        self.arm(ctx);
-    }
-
-    /// Sets the timer for what comes first: a look, an expiry, or the end of what is known.
-    fn arm(&mut self, ctx: &mut Context<Self>) {
-        if let Some(timer) = self.timer.take() {
-            ctx.cancel_future(timer);
-        }
-        let now = self.clock.now();
-        let due = self.due.filter(|_| self.under_way == 0);
-        let instants = self
-            .watched
-            .values()
-            .flat_map(|watched| watched.knowledge.instants())
-            .filter(|at| *at > now)
-            .chain(due);
-        if let Some(at) = instants.min() {
-            let pause = at.saturating_since(now);
-            self.timer = Some(ctx.run_later(pause, |watcher, ctx| {
-                watcher.timer = None;
-                watcher.on_time(ctx);
-            }));
-        }
-    }
-
-    fn nudge(&mut self, key: SessionKey, ctx: &mut Context<Self>) {
-        let Some(watched) = self.watched.get_mut(&key) else { return };
-        if std::mem::replace(&mut watched.is_nudged, true) {
-            return;
-        }
-        self.look(vec![key.clone()], false, ctx);
-        ctx.run_later(SHOWN_WITHIN, move |watcher, ctx| {
-            if let Some(watched) = watcher.watched.get_mut(&key) {
-                watched.is_nudged = false;
-                watcher.look(vec![key], false, ctx);
-            }
-        });
-    }
-}
-
-impl Watched {
-    /// Shows what is known now; answers whether that is a change.
-    fn show(&mut self, reading: &Reading) -> bool {
-        let Some(observed) = self.knowledge.observed(reading.boot, reading.wall) else { return false };
-        self.shown.send_if_modified(|shown| {
-            let is_new = !shown.as_ref().is_some_and(|shown| shown.shows_the_same_as(&observed));
-            // What has not changed is kept up to date for whoever comes later.
-            *shown = Some(observed);
-            is_new
-        })
-    }
-
-    fn is_wanted(&mut self) -> bool {
-        self.waiting.retain(|waiting| !waiting.reply.is_canceled());
-        self.shown.receiver_count() > 0 || !self.waiting.is_empty()
-    }
-
-    fn tell_waiting(&mut self, holder: Option<&Holder>, sent_at: BootInstant) {
-        let holds =
-            |run_id| holder.is_some_and(|holder| holder.run_id == run_id && !holder.expires_in.is_zero());
-        let gone = self.waiting.extract_if(.., |waiting| waiting.since <= sent_at && !holds(waiting.run_id));
-        for UntilGone { reply, .. } in gone {
-            // Whoever does not wait any more has dropped the receiver.
-            let _ = reply.send(());
-        }
-    }
-}
-
-impl Actor for Watcher {
-    type Context = Context<Self>;
-}
-
-impl Handler<Watch> for Watcher {
-    type Result = ();
-
-    fn handle(&mut self, Watch { key, reply }: Watch, ctx: &mut Context<Self>) {
-        // A reader that is kept here would be counted as one who watches.
-        let _ = reply.send(self.watched(key.clone()).shown.subscribe());
-        self.begin(key, ctx);
-    }
-}
-
-impl Handler<UntilGone> for Watcher {
-    type Result = ();
-
-    fn handle(&mut self, waiting: UntilGone, ctx: &mut Context<Self>) {
-        let key = waiting.key.clone();
-        self.watched(key.clone()).waiting.push(waiting);
-        self.begin(key, ctx);
-    }
-}
-
-impl Handler<Nudge> for Watcher {
-    type Result = ();
-
-    fn handle(&mut self, Nudge(key): Nudge, ctx: &mut Context<Self>) {
-        self.nudge(key, ctx);
-    }
-}
-
-/// What runs of this process do shows at once.
-impl StreamHandler<RunEvent> for Watcher {
-    fn handle(&mut self, event: RunEvent, ctx: &mut Context<Self>) {
-        let run = match event {
-            RunEvent::Acquired { run, .. }
-            | RunEvent::Stopping { run, .. }
-            | RunEvent::Stuck { run }
-            | RunEvent::Ended { run, .. } => run,
-            // The next look at all shows what was missed.
-            _ => return,
-        };
-        self.nudge(run.key, ctx);
-    }
-
-    /// Who watches goes on until the supervisor is over.
-    fn finished(&mut self, _: &mut Context<Self>) {}
-}
+use line::Line;
+use looking::Looking;
+use watched::Waiting;
 
 /// The way to watch, from any thread and any runtime.
 #[derive(Clone)]
-pub(crate) struct Watching(pub(crate) actix::Addr<Watcher>);
+pub(crate) struct Watching(mpsc::UnboundedSender<Command>);
+
+/// What is served to those who watch.
+pub(crate) struct Watcher {
+    store: SharedStore,
+    clock: SharedClock,
+    bounds: Bounds,
+    /// How long connecting may take, or a look on the slowest line.
+    longest: Duration,
+    /// What runs of this process do shows at once.
+    events: EventSource,
+    commands: Commands,
+}
+
+type Commands = Peekable<mpsc::UnboundedReceiver<Command>>;
+
+enum Command {
+    /// Somebody wants to watch a session.
+    Watch(SessionKey, oneshot::Sender<watch::Receiver<Option<Observed>>>),
+    /// Somebody waits until a run does not hold its session any more.
+    AwaitEnd(SessionKey, Waiting),
+    /// A session may have changed.
+    Nudge(SessionKey),
+}
 
 impl Watching {
     /// What is known of a session, now and after every change; ends with the supervisor.
     pub(crate) fn observe(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
         let (reply, answer) = oneshot::channel();
-        self.0.do_send(Watch { key: key.clone(), reply });
+        self.tell(Command::Watch(key.clone(), reply));
         Box::pin(stream::unfold(Observing::Asked(answer), async |observing| {
             let (mut shown, last) = match observing {
                 Observing::Asked(answer) => (answer.await.ok()?, None),
@@ -362,7 +84,7 @@ impl Watching {
         }))
     }
 
-    /// Waits until the run does not hold its session any more, as the database says from now on.
+    /// Waits until the run does not hold its session any more, as the database says from `since` on.
     pub(crate) fn until_gone(
         &self,
         key: &SessionKey,
@@ -370,12 +92,89 @@ impl Watching {
         since: BootInstant,
     ) -> impl Future<Output = Result<(), Closed>> + Send + use<> {
         let (reply, gone) = oneshot::channel();
-        self.0.do_send(UntilGone { key: key.clone(), run_id, since, reply });
+        self.tell(Command::AwaitEnd(key.clone(), Waiting { run_id, since, reply }));
         async move { gone.await.map_err(|oneshot::Canceled| Closed) }
+    }
+
+    /// The session may have changed: those who watch it are to see that soon.
+    pub(crate) fn nudge(&self, key: SessionKey) {
+        self.tell(Command::Nudge(key));
+    }
+
+    fn tell(&self, command: Command) {
+        // A supervisor that has ended drops the command, and with it the way to answer.
+        let _ = self.0.unbounded_send(command);
     }
 }
 
 enum Observing {
     Asked(oneshot::Receiver<watch::Receiver<Option<Observed>>>),
     Since(Box<Observed>, watch::Receiver<Option<Observed>>),
+}
+
+impl Watcher {
+    pub(crate) fn new(
+        store: SharedStore,
+        clock: SharedClock,
+        bounds: Bounds,
+        events: EventSource,
+    ) -> (Watching, Self) {
+        use futures::StreamExt as _;
+
+        let (sender, commands) = mpsc::unbounded();
+        let (longest, commands) = (bounds.statement, commands.peekable());
+        (Watching(sender), Self { store, clock, bounds, longest, events, commands })
+    }
+
+    /// Looks, on this thread, until the supervisor is over.
+    pub(crate) async fn serve(self, over: CancellationToken) {
+        let line = Line::new(self.store, self.clock.clone(), self.bounds, self.longest);
+        Looking::new(line, self.clock).serve(self.commands, self.events.subscribe(), over).await;
+    }
+
+    /// The same on a thread of its own, which there is from when somebody first watches. Returns when it has ended.
+    pub(crate) async fn serve_apart(mut self, over: CancellationToken) {
+        if over.run_until_cancelled(self.until_wanted()).await != Some(true) {
+            return;
+        }
+        let (hand_over, handed_over) = oneshot::channel::<(Self, CancellationToken)>();
+        let (last_word, ended) = oneshot::channel::<()>();
+        let started = runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+            thread::Builder::new().name("tenure-watch".to_owned()).spawn(move || {
+                runtime.block_on(async {
+                    if let Ok((watcher, over)) = handed_over.await {
+                        watcher.serve(over).await;
+                    }
+                });
+                // A name that is being looked up must not keep it.
+                runtime.shutdown_background();
+                drop(last_word);
+            })
+        });
+        match started {
+            Ok(thread) => {
+                // An error says that the thread has panicked: then nobody is watched for any more.
+                let _ = hand_over.send((self, over));
+                let _ = ended.await;
+                let _ = thread.join();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread for those who watch: they share the supervisor's");
+                self.serve(over).await;
+            }
+        }
+    }
+
+    /// `false` when nobody can watch any more.
+    async fn until_wanted(&mut self) -> bool {
+        use futures::StreamExt as _;
+
+        loop {
+            match Pin::new(&mut self.commands).peek().await {
+                Some(Command::Nudge(_)) => self.commands.next().await,
+                Some(_) => return true,
+                None => return false,
+            };
+        }
+    }
 }

@@ -19,7 +19,7 @@ use crate::{
         query::QueryLane,
         registry::{Links, Registry},
         run::RunLinks,
-        watching::{LOOK_TIMEOUT, Watcher, Watching},
+        watching::Watcher,
     },
     clock::{SharedClock, SystemClock},
     config::{Settings, Timing},
@@ -180,7 +180,8 @@ impl Builder {
     #[cfg(feature = "testing")]
     pub async fn start_here(self) -> Result<Supervisor, StartError> {
         let plan = self.plan()?;
-        let (inner, _over, _goodbyes) = plan.start().await?;
+        let Started { inner, watcher, over, .. } = plan.start().await?;
+        actix_rt::spawn(watcher.serve(over));
         Ok(Supervisor { inner: Arc::new(inner) })
     }
 
@@ -225,15 +226,26 @@ struct Plan {
     hints: bool,
 }
 
+/// A supervisor as it has started. The watcher is still to be served; the actors have their tasks.
+struct Started {
+    inner: Inner,
+    watcher: Watcher,
+    over: CancellationToken,
+    goodbyes: TaskTracker,
+}
+
 /// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
     match plan.start().await {
-        Ok((inner, over, goodbyes)) => {
+        Ok(Started { inner, watcher, over, goodbyes }) => {
+            let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
             // A caller that has gone drops the only handle, which shuts the registry down.
             let _ = ready.send(Ok(Arc::new(inner)));
             over.cancelled().await;
             goodbyes.close();
             let _ = timeout(GOODBYE, goodbyes.wait()).await;
+            // Its thread bounds its own goodbye.
+            let _ = watcher.await;
         }
         Err(error) => {
             let _ = ready.send(Err(error));
@@ -245,7 +257,7 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
-    async fn start(self) -> Result<(Inner, CancellationToken, TaskTracker), StartError> {
+    async fn start(self) -> Result<Started, StartError> {
         let Self { timing, label, store, clock, connect_timeout, listeners, hints } = self;
         let querying = bounds(&timing, timing.query_timeout());
         let connection = first_connection(&store, querying, connect_timeout).await?;
@@ -273,9 +285,9 @@ impl Plan {
         let (queries, query_lane) =
             QueryLane::new(store.clone(), querying, timing.query_timeout(), Some(connection));
         actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
-        let (looks, look_lane) =
-            QueryLane::new(store.clone(), bounds(&timing, LOOK_TIMEOUT), LOOK_TIMEOUT, None);
-        actix_rt::spawn(goodbyes.track_future(look_lane.serve(over.clone())));
+        let longest = timing.query_timeout().max(connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
+        let looking = bounds(&timing, longest);
+        let (watching, watcher) = Watcher::new(store.clone(), clock.clone(), looking, events.source());
         let (is_busy, busy) = watch::channel(false);
         let run_clock = clock.clone();
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
@@ -307,12 +319,6 @@ impl Plan {
         }
         let host = Mutex::new(None);
         let events = events.source();
-        let told = events.subscribe();
-        let watcher = Watcher::create(|ctx: &mut Context<Watcher>| {
-            ctx.add_stream(told);
-            Watcher::new(looks, clock.clone())
-        });
-        let watching = Watching(watcher);
         let (is_closing, report) = (AtomicBool::new(false), OnceLock::new());
         let inner = Inner {
             registry,
@@ -328,13 +334,17 @@ impl Plan {
             is_closing,
             report,
         };
-        Ok((inner, over, goodbyes))
+        Ok(Started { inner, watcher, over, goodbyes })
     }
 }
 
 /// How long a server that listens may say nothing until it is asked for a sign of life.
 const SHORTEST_SILENCE: Duration = Duration::from_secs(1);
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+
+/// How long the slowest look of those who watch may take.
+const SHORTEST_LOOK: Duration = Duration::from_secs(2);
+const LONGEST_LOOK: Duration = Duration::from_secs(30);
 
 /// What the server may take for one statement; the client's own time-outs come besides.
 fn bounds(timing: &Timing, statement: Duration) -> Bounds {

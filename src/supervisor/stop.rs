@@ -6,10 +6,7 @@ use futures::{channel::oneshot, future::BoxFuture};
 
 use super::Supervisor;
 use crate::{
-    actor::{
-        registry::StopSession,
-        watching::{Nudge, Watching},
-    },
+    actor::{registry::StopSession, watching::Watching},
     clock::BootInstant,
     error::{Closed, StopError},
     session::{Holder, Reason, Requester, RunId, SessionKey},
@@ -57,7 +54,7 @@ impl StopSessionRequest {
         let Some(told) = answer.await.map_err(|oneshot::Canceled| Closed)?? else {
             return Ok(StopAnswer::Idle);
         };
-        inner.watching.0.do_send(Nudge(self.key.clone()));
+        inner.watching.nudge(self.key.clone());
         let (watching, asked_at) = (inner.watching.clone(), inner.clock.now());
         let asked = Asked { key: self.key, holder: told.holder, first: told.first, watching, asked_at };
         Ok(StopAnswer::Asked(Box::new(asked)))

@@ -95,7 +95,9 @@ async fn a_shutdown_leaves_no_thread_and_no_connection_behind_in_any_runtime(bac
         let url = backend.url();
         let mut host = Worker::spawn(role, &[("URL", &url)]);
         let during = host.expect("during ").await;
-        assert!(during.contains("tenure"), "{role}: {during}");
+        for thread in [r#""tenure""#, r#""tenure-watch""#] {
+            assert!(during.contains(thread), "{role}: {during}");
+        }
         assert_eq!(host.expect("at once ").await, "{}", "{role}: supervisors' threads after the shutdown");
         assert_eq!(host.expect("at last ").await, "{}", "{role}: threads and connections after the shutdown");
         host.kill();
@@ -152,6 +154,9 @@ async fn program() {
     while runs[0].trusted_for() <= renewed {
         thread::sleep(Duration::from_millis(1));
     }
+    assert!(!left_behind().contains_key("tenure-watch"), "nobody watches yet");
+    let mut watching = supervisor.watch(&sessions[0]);
+    watching.next().await.expect("the supervisor goes on");
     say(format_args!("during {:?}", left_behind()));
     let stopping = runs.into_iter().map(|run| async move {
         assert_eq!(run.cancelled().await, EndReason::Shutdown);

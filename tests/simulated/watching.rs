@@ -246,6 +246,89 @@ fn all_watched_sessions_share_a_statement_and_whoever_stops_watching_costs_nothi
     });
 }
 
+/// Also when all have something new at once: what comes while a statement is under way goes out in the next.
+#[test]
+fn ten_thousand_watchers_take_few_statements_and_see_every_run() {
+    const SESSIONS: usize = 10_000;
+    const RUNS: usize = 1_000;
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_delay(millis(5));
+        let name = |n: usize| format!("chat-{n}");
+        let mut watching: Vec<_> = (0..SESSIONS).map(|n| supervisor.watch(&key(&name(n)))).collect();
+        let looks = async |over| {
+            let before = sim.store.statements().inspections;
+            sim.sleep(over).await;
+            sim.store.statements().inspections - before
+        };
+        let first = looks(millis(450)).await;
+        assert!((20..=24).contains(&first), "{first} statements for 20 times the most that one takes");
+        for one in &mut watching {
+            assert_eq!(next_state(one, millis(1)).await, SessionState::Idle);
+        }
+        sim.sleep(seconds(2)).await;
+
+        let names: Vec<_> = (0..RUNS).map(name).collect();
+        let before = sim.store.statements().inspections;
+        let runs = futures::future::join_all(names.iter().map(|name| held(&supervisor, name))).await;
+        sim.sleep(millis(400)).await;
+        let looks = sim.store.statements().inspections - before;
+        assert!(looks < 60, "{looks} statements for {RUNS} runs that have begun, and for a look at all");
+        for (n, run) in runs.iter().enumerate() {
+            let seen = next(&mut watching[n], millis(1)).await;
+            assert_eq!(seen.known().unwrap().holder.as_ref().unwrap().run_id, run.run_id());
+        }
+        sim.sleep(TTL / 3).await;
+        assert!(runs.iter().all(|run| run.is_held()));
+    });
+}
+
+/// A database that answers is not lost, however long it takes until it is a session's turn.
+#[test]
+fn a_slow_database_is_not_taken_for_a_lost_one_however_many_watch() {
+    simulate(async |sim| {
+        let (supervisor, watcher) = (supervisor(&sim).await, watcher(&sim).await);
+        sim.store.set_delay(millis(300));
+        let name = |n: usize| format!("chat-{n}");
+        let mut watching: Vec<_> = (0..10_000).map(|n| watcher.watch(&key(&name(n)))).collect();
+        for one in &mut watching {
+            assert_eq!(next_state(one, seconds(8)).await, SessionState::Idle);
+        }
+        let run = held(&supervisor, "chat-7777").await;
+        assert_eq!(next_state(&mut watching[7777], seconds(15)).await, SessionState::Running);
+        sim.sleep(2 * TTL).await;
+        let other = watching.iter_mut().find_map(|one| one.next().now_or_never());
+        assert!(other.is_none(), "{other:?}");
+        assert!(run.is_held());
+    });
+}
+
+/// It takes longer to connect than a look may take elsewhere, and as long to look.
+#[test]
+fn a_line_that_is_slow_to_connect_is_watched_all_the_same() {
+    for delay in [millis(900), millis(1_300), millis(2_000)] {
+        simulate(async |sim| {
+            let (supervisor, watcher) = (supervisor(&sim).await, watcher(&sim).await);
+            let _run = held(&supervisor, "chat").await;
+            sim.store.set_delay(delay);
+            let mut watching = watcher.watch(&key("chat"));
+            let seen = next(&mut watching, seconds(2)).await;
+            let is_late = matches!(seen, Observed::Unknown { last_known: None, .. });
+            assert_eq!(is_late, 2 * delay > seconds(2), "{delay:?}: {seen:?}");
+            // What is two seconds old when it arrives is nothing to show.
+            if is_late && delay < seconds(2) {
+                assert_eq!(next_state(&mut watching, 2 * delay).await, SessionState::Running);
+            }
+            let answer = watcher.stop(&key("chat")).await.unwrap();
+            let tenure::StopAnswer::Asked(asked) = answer else { panic!("{answer:?}") };
+            let mut stopped = Box::pin(asked.stopped());
+            assert!(timeout(seconds(1), &mut stopped).await.is_err());
+            sim.store.delete(&key("chat"));
+            timeout(2 * delay + seconds(1), stopped).await.expect("it is gone").unwrap();
+        });
+    }
+}
+
 #[test]
 fn a_slow_watcher_gets_the_latest_and_no_queue() {
     simulate(async |sim| {

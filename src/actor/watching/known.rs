@@ -1,7 +1,7 @@
 //! What may be shown of a session at an instant, from what the database has said last.
 //!
 //! Pure: no I/O, no clock. A lease is shown no longer than it is known to last, by an interval that its end is in, and
-//! nothing is shown when the database has been silent for too long.
+//! nothing is shown once the database has been silent for too long, until it has spoken again of this very session.
 
 use std::time::Duration;
 
@@ -12,8 +12,6 @@ use crate::{
     watch::Observed,
 };
 
-/// What is older than this is not known any more: within two seconds of the last sign of life.
-const STALE: Duration = Duration::from_millis(1_900);
 /// No lease is renewed when less than this is left of it: no safety margin is shorter.
 const CERTAIN: Duration = Duration::from_millis(50);
 /// A lease that nobody renews is looked at this long before its expiry, to be certain of it.
@@ -25,6 +23,8 @@ const AFTER_EXPIRY: Duration = Duration::from_millis(500);
 pub(super) struct Knowledge {
     last: Option<Answer>,
     began: BootInstant,
+    /// The database has been silent for too long since.
+    is_outdated: bool,
 }
 
 /// What the database has said.
@@ -46,14 +46,20 @@ enum Lease {
 impl Knowledge {
     /// Nothing, from this instant on.
     pub(super) fn none(began: BootInstant) -> Self {
-        Self { last: None, began }
+        Self { last: None, began, is_outdated: false }
     }
 
     /// The database has answered. An answer to an earlier question than the last says nothing new.
     pub(super) fn learn(&mut self, status: SessionStatus, sent_at: BootInstant, received_at: BootInstant) {
         if self.last.as_ref().is_none_or(|last| last.sent_at <= sent_at) {
             self.last = Some(Answer { status, sent_at, received_at });
+            self.is_outdated = false;
         }
+    }
+
+    /// What was said holds no more, because of silence.
+    pub(super) fn outdate(&mut self) {
+        self.is_outdated = true;
     }
 
     /// Whether somebody held it when the database answered last.
@@ -61,8 +67,8 @@ impl Knowledge {
         self.last.as_ref().is_some_and(|last| last.status.is_held())
     }
 
-    /// What may be shown at this instant, `wall` being its wall time since 1970; nothing before the first answer, for a
-    /// while.
+    /// What may be shown at this instant, `wall` being its wall time since 1970; nothing before the first answer, or a
+    /// silence.
     pub(super) fn observed(&self, now: BootInstant, wall: Duration) -> Option<Observed> {
         let unknown = |last_known, since: BootInstant| {
             let since = wall.saturating_sub(now.saturating_since(since));
@@ -70,11 +76,11 @@ impl Knowledge {
             Some(Observed::Unknown { last_known, since })
         };
         let Some(last) = &self.last else {
-            return (now >= self.began + STALE).then(|| unknown(None, self.began)).flatten();
+            return self.is_outdated.then(|| unknown(None, self.began)).flatten();
         };
         let not_any_more = || unknown(Some(last.status.clone()), last.received_at);
         match last.lease() {
-            _ if now >= last.sent_at + STALE => not_any_more(),
+            _ if self.is_outdated => not_any_more(),
             Some(Lease::MayEnd { at }) if now >= at => not_any_more(),
             Some(Lease::Ends { by }) if now >= by => Some(Observed::Known(last.expired())),
             _ => Some(Observed::Known(last.status.clone())),
@@ -83,13 +89,12 @@ impl Knowledge {
 
     /// When something may change without anybody saying so.
     pub(super) fn instants(&self) -> impl Iterator<Item = BootInstant> {
-        let stale_at = self.last.as_ref().map_or(self.began, |last| last.sent_at) + STALE;
         let (at, before) = match self.last.as_ref().and_then(Answer::lease) {
             Some(Lease::Ends { by }) => (Some(by), None),
             Some(Lease::MayEnd { at }) => (Some(at), Some(at.saturating_sub(BEFORE_EXPIRY))),
             None => (None, None),
         };
-        [Some(stale_at), at, before].into_iter().flatten()
+        [at, before].into_iter().flatten()
     }
 
     /// Whether it is worth a look of its own: its lease is about to end, or should have.
@@ -165,7 +170,7 @@ mod tests {
         assert_eq!(state(&knowledge, 1_299), Some(SessionState::Running));
         assert_eq!(state(&knowledge, 1_300), None);
         let instants: Vec<_> = knowledge.instants().collect();
-        assert_eq!(instants, [at(2_900), at(1_300), at(1_260)]);
+        assert_eq!(instants, [at(1_300), at(1_260)]);
     }
 
     /// Its end is certain, but not before it must have come.
@@ -179,19 +184,23 @@ mod tests {
     #[test]
     fn silence_makes_everything_unknown_whatever_the_lease() {
         for status in [held(60_000), held(0), SessionStatus::idle(SessionKey::new("acct", "chat").unwrap())] {
-            let knowledge = said(status.clone(), 1_000, 1_010);
+            let mut knowledge = said(status.clone(), 1_000, 1_010);
             assert_eq!(state(&knowledge, 2_899), Some(status.state));
+            knowledge.outdate();
             let observed = knowledge.observed(at(2_900), Duration::from_millis(10_000)).unwrap();
             let Observed::Unknown { last_known, since } = observed else { panic!("{observed:?}") };
-            assert_eq!(last_known, Some(status));
+            assert_eq!(last_known.as_ref(), Some(&status));
             assert_eq!(since, SystemTime::UNIX_EPOCH + Duration::from_millis(8_110));
+            knowledge.learn(status.clone(), at(2_950), at(2_960));
+            assert_eq!(state(&knowledge, 2_970), Some(status.state));
         }
     }
 
     #[test]
-    fn before_the_first_answer_there_is_nothing_to_show_for_as_long() {
-        let knowledge = Knowledge::none(at(1_000));
+    fn before_the_first_answer_there_is_nothing_to_show_but_silence() {
+        let mut knowledge = Knowledge::none(at(1_000));
         assert_eq!(knowledge.observed(at(2_899), Duration::ZERO), None);
+        knowledge.outdate();
         let observed = knowledge.observed(at(2_900), Duration::ZERO);
         assert!(matches!(observed, Some(Observed::Unknown { last_known: None, .. })), "{observed:?}");
     }

@@ -1,0 +1,197 @@
+//! The watchers' own connection: one look at a time, and another connection when it is lost.
+//!
+//! A look is given up soon, so that a database that is back is noticed soon; but on a slow line that would be the end
+//! of every look. How slow a line is shows in how long it takes to connect, and that is never given up for being slow:
+//! further attempts are made besides.
+
+use std::{
+    panic::AssertUnwindSafe,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Either, select},
+};
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    clock::{BootInstant, SharedClock},
+    session::{Holder, SessionKey},
+    store::{Bounds, LeaseConnection, SharedStore, StoreError},
+};
+
+pub(super) struct Line {
+    store: SharedStore,
+    clock: SharedClock,
+    bounds: Bounds,
+    /// How long connecting may take, or a look on the slowest line; longer than [`PATIENCE`].
+    longest: Duration,
+    state: State,
+}
+
+enum State {
+    Down,
+    Connecting(BoxFuture<'static, Result<Open, StoreError>>),
+    Up(Open),
+    Looking(BoxFuture<'static, Returned>),
+}
+
+struct Open {
+    connection: Box<dyn LeaseConnection>,
+    /// How long a look may take on this connection.
+    patience: Duration,
+}
+
+struct Returned {
+    open: Option<Open>,
+    result: Result<Seen, StoreError>,
+}
+
+/// What a look has shown.
+pub(super) struct Seen {
+    pub(super) keys: Vec<SessionKey>,
+    /// Just before the statement was sent.
+    pub(super) sent_at: BootInstant,
+    /// In the order of the keys.
+    pub(super) holders: Vec<Option<Holder>>,
+}
+
+/// What has come of the connection, or of a look.
+pub(super) enum Outcome {
+    Connected,
+    Seen(Seen),
+    Failed(StoreError),
+}
+
+/// How long a look may take on an ordinary line, and an attempt to connect until another is made besides. With the
+/// pause that follows, a database that is back is noticed within two seconds even if a look is lost on the way.
+const PATIENCE: Duration = Duration::from_millis(1_200);
+/// How long the goodbye to the server may take.
+const GOODBYE: Duration = Duration::from_millis(300);
+
+impl Line {
+    pub(super) fn new(store: SharedStore, clock: SharedClock, bounds: Bounds, longest: Duration) -> Self {
+        Self { store, clock, bounds, longest, state: State::Down }
+    }
+
+    /// Whether something is under way, and will have an [outcome](Self::poll).
+    pub(super) fn is_busy(&self) -> bool {
+        matches!(self.state, State::Connecting(_) | State::Looking(_))
+    }
+
+    /// Whether a look can be sent now.
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, State::Up(_))
+    }
+
+    pub(super) fn connect(&mut self) {
+        let connecting = connect(self.store.clone(), self.bounds, self.longest);
+        self.state = State::Connecting(connecting.boxed());
+    }
+
+    /// Sends a look, if the line is up. Each key once, and no more than one statement takes.
+    pub(super) fn look(&mut self, keys: Vec<SessionKey>) {
+        self.state = match std::mem::replace(&mut self.state, State::Down) {
+            State::Up(open) => {
+                let location = self.store.location().to_owned();
+                let looking = open.look(keys, self.clock.clone(), self.longest, location);
+                State::Looking(looking.boxed())
+            }
+            other => other,
+        };
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let (state, outcome) = match &mut self.state {
+            State::Connecting(connecting) => match std::task::ready!(connecting.poll_unpin(cx)) {
+                Ok(open) => (State::Up(open), Outcome::Connected),
+                Err(error) => (State::Down, Outcome::Failed(error)),
+            },
+            State::Looking(looking) => {
+                let Returned { open, result } = std::task::ready!(looking.poll_unpin(cx));
+                (open.map_or(State::Down, State::Up), result.map_or_else(Outcome::Failed, Outcome::Seen))
+            }
+            State::Down | State::Up(_) => return Poll::Pending,
+        };
+        self.state = state;
+        Poll::Ready(outcome)
+    }
+
+    pub(super) async fn close(self) {
+        if let State::Up(open) = self.state {
+            let _ = timeout(GOODBYE, open.connection.close()).await;
+        }
+    }
+}
+
+impl Open {
+    async fn look(
+        mut self,
+        keys: Vec<SessionKey>,
+        clock: SharedClock,
+        longest: Duration,
+        location: String,
+    ) -> Returned {
+        let (sent_at, began) = (clock.now(), Instant::now());
+        let call = AssertUnwindSafe(self.connection.inspect(&keys)).catch_unwind();
+        let result = answer_of(timeout(self.patience, call).await, self.patience, &location);
+        self.patience = (3 * began.elapsed()).clamp(PATIENCE, longest);
+        // After an uncertain end the connection may still be busy with the statement: never use it again.
+        let is_usable = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true);
+        let result = result.map(|holders| Seen { keys, sent_at, holders });
+        Returned { open: is_usable.then_some(self), result }
+    }
+}
+
+/// Connects within `longest`, however slow the line. The network may have lost the first attempt, and be back: others
+/// are made besides, one at a time.
+async fn connect(store: SharedStore, bounds: Bounds, longest: Duration) -> Result<Open, StoreError> {
+    let location = store.location().to_owned();
+    let attempt = || open(store.clone(), bounds, longest).boxed();
+    let any = async {
+        let mut first = attempt();
+        if let Ok(opened) = timeout(PATIENCE, &mut first).await {
+            return opened;
+        }
+        loop {
+            match select(first, timeout(PATIENCE, attempt()).boxed()).await {
+                Either::Left((opened, _)) | Either::Right((Ok(opened), _)) => return opened,
+                Either::Right((Err(_elapsed), unanswered)) => first = unanswered,
+            }
+        }
+    };
+    timeout(longest, any).await.unwrap_or_else(|_elapsed| Err(silent(&location, longest)))
+}
+
+async fn open(store: SharedStore, bounds: Bounds, longest: Duration) -> Result<Open, StoreError> {
+    let began = Instant::now();
+    let connecting = AssertUnwindSafe(store.connect(bounds)).catch_unwind();
+    let connection = connecting.await.unwrap_or_else(|_panic| Err(panicked(store.location())))?;
+    // It took at least as many round trips as a look does.
+    let patience = (2 * began.elapsed()).clamp(PATIENCE, longest);
+    Ok(Open { connection, patience })
+}
+
+type Caught<T> = Result<Result<T, StoreError>, Box<dyn std::any::Any + Send>>;
+
+fn answer_of<T>(
+    answer: Result<Caught<T>, tokio::time::error::Elapsed>,
+    within: Duration,
+    location: &str,
+) -> Result<T, StoreError> {
+    match answer {
+        Ok(Ok(result)) => result,
+        Ok(Err(_panic)) => Err(panicked(location)),
+        Err(_elapsed) => Err(silent(location, within)),
+    }
+}
+
+fn panicked(location: &str) -> StoreError {
+    StoreError::Unavailable { location: location.to_owned(), detail: "the driver panicked".to_owned() }
+}
+
+fn silent(location: &str, within: Duration) -> StoreError {
+    StoreError::Unavailable { location: location.to_owned(), detail: format!("no answer within {within:?}") }
+}
