@@ -10,8 +10,8 @@
 //! ```
 //!
 //! All of them live on one thread of the supervisor's own, so that nothing the application does can delay a
-//! renewal (invariant I10). What is done for those who watch has another, once somebody does. No handler awaits the database: a request goes to a lane, and its answer comes
-//! back as a message of its own.
+//! renewal (invariant I10). What is done for those who watch has another, once somebody does. No handler awaits the
+//! database: a request goes to a lane, and its answer comes back as a message of its own.
 //!
 //! - [`registry`] knows the sessions of this process, refuses from memory what this process still works on,
 //!   and starts a run actor per grant. It never grants (invariant I1).

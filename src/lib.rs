@@ -106,8 +106,8 @@
 //! - **I9** *Unknown is not no.* A certain refusal is a value, a certain loss ends the run; a time-out or I/O error is
 //!   uncertainty: the run goes on at risk, retries, and ends at `trusted_until` at the latest.
 //! - **I10** *Nothing starves renewals*: not acquires, not the application's pool, runtime or CPU-bound work, not a
-//!   slow listener, not thousands who watch, not one locked row. On SQLite one writer at a time is the database's nature; its wait is bounded
-//!   by a busy time-out shorter than `renew_timeout`.
+//!   slow listener, not thousands who watch, not one locked row. On SQLite one writer at a time is the database's
+//!   nature; its wait is bounded by a busy time-out shorter than `renew_timeout`.
 //!
 //! # Reading the code
 //!
