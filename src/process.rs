@@ -146,8 +146,8 @@ impl ProcessTree {
 
     /// Looks, and answers who is alive, stopped ones included.
     ///
-    /// Reads the process table, which takes milliseconds; all who look at the same time share a reading. Who leaves its parents *and* hides later is still
-    /// known as a member if it was seen by a look of this value before.
+    /// Reads the process table, which takes milliseconds; all who look at the same time share a reading. Who leaves its
+    /// parents *and* hides later is still known as a member if it was seen by a look of this value before.
     pub fn members(&mut self) -> Vec<Member> {
         self.census.scan(&Patience::default()).map_or_else(Vec::new, |look| look.members)
     }

@@ -191,8 +191,8 @@ impl Supervisor {
         ListRequest { supervisor: self.clone(), page }
     }
 
-    /// Removes rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)); answers how many it removed.
-    /// Leaving them does no harm but take room: an expired row grants nothing.
+    /// Removes rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)); answers how many it
+    /// removed. Leaving them does no harm but take room: an expired row grants nothing.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer; some rows may have been removed.
