@@ -77,8 +77,7 @@ impl Run {
     /// Ends the run for everybody at once; the session is released when all that works under it has ended.
     fn end(&mut self, reason: EndReason) {
         let shared = self.context.shared.clone();
-        // Work that ends after its trust did has not ended in time, even if nobody has noticed yet.
-        let reason = shared.end(if shared.is_trusted() { reason } else { EndReason::Unconfirmed });
+        let reason = shared.end_in_time(reason);
         self.say_returned();
         if !shared.work_ended.is_cancelled() {
             self.context.actor.do_send(Stop { reason, grace: None });

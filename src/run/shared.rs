@@ -197,6 +197,12 @@ impl Shared {
         first
     }
 
+    /// The same for work that has ended. If its trust had before, it has not ended in time, even if nobody has noticed
+    /// yet.
+    pub(super) fn end_in_time(&self, reason: EndReason) -> EndReason {
+        self.end(if self.is_trusted() { reason } else { EndReason::Unconfirmed })
+    }
+
     pub(crate) fn reason(&self) -> Option<&EndReason> {
         self.reason.get()
     }

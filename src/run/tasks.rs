@@ -224,9 +224,7 @@ impl Drop for Entry {
             self.context.tell_to_end(shared.end(reason));
         }
         if shared.works.leave() {
-            // Work that ends after its trust did has not ended in time, even if nobody has noticed yet.
-            let in_time = shared.is_trusted();
-            let reason = shared.end(if in_time { EndReason::Completed } else { EndReason::Unconfirmed });
+            let reason = shared.end_in_time(EndReason::Completed);
             shared.work_ended.cancel();
             // A run whose actor is gone was cancelled by the actor's own end.
             actor.do_send(WorkEnded(reason));
