@@ -14,12 +14,16 @@ use crate::exit::{Failure, UNAVAILABLE};
 /// Writes an answer to stdout. Whoever has stopped reading it (`tenure list | head`) wants no more: that is no
 /// failure. An answer that cannot be written for another reason is.
 pub(crate) fn print(answer: impl Display) -> Result<(), Failure> {
+    print_to_reader(answer).map(|_| ())
+}
+
+/// The same; `false` when nobody reads any more.
+pub(crate) fn print_to_reader(answer: impl Display) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match write!(stdout, "{answer}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(UNAVAILABLE, format!("the answer cannot be written: {error}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::new(UNAVAILABLE, format!("the answer cannot be written: {error}"))),
     }
 }
 

@@ -1,7 +1,6 @@
 //! `tenure watch`: a session now, and a line at every change.
 
 use std::{
-    io::{self, Write as _},
     pin::pin,
     time::{Duration, SystemTime},
 };
@@ -14,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use crate::{
     cli::{Global, Watch},
     database::Database,
-    exit::{Failure, UNAVAILABLE},
+    exit::Failure,
     show,
 };
 
@@ -120,7 +119,7 @@ impl Waiting<'_> {
 fn has_reader() -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    let stdout = io::stdout();
+    let stdout = std::io::stdout();
     let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut polled, Some(&at_once)).is_err()
@@ -138,12 +137,7 @@ fn tell(global: &Global, key: &SessionKey, observed: &Observed) -> Result<bool, 
         true => json_of(key, observed).to_string(),
         false => sentence(key, observed),
     };
-    let mut stdout = io::stdout().lock();
-    match writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::new(UNAVAILABLE, format!("the answer cannot be written: {error}"))),
-    }
+    show::print_to_reader(format_args!("{line}\n"))
 }
 
 fn json_of(key: &SessionKey, observed: &Observed) -> Value {
