@@ -16,7 +16,6 @@ use support::{
     backend::Reachable,
     background,
     device::{self, Answer, Claim, Device, key},
-    process,
 };
 use tenure::{
     SessionState, Timing,
@@ -33,10 +32,7 @@ const TAKEOVER_SLACK: Duration = Duration::from_secs(1);
 
 #[test]
 fn worker_entry() {
-    process::enter(|role, commands| match role {
-        device::ROLE => device::work(commands),
-        _ => panic!("no role {role}"),
-    });
+    device::enter();
 }
 
 on_every_backend! {

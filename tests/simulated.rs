@@ -26,7 +26,7 @@ mod watching;
 use std::time::Duration;
 
 use futures::{FutureExt, Stream, StreamExt};
-use tenure::{Run, RunEvent, SessionKey, Supervisor, testing::Simulation};
+use tenure::{EndReason, Run, RunEvent, SessionKey, Supervisor, testing::Simulation};
 
 const TTL: Duration = Duration::from_secs(30);
 const MARGIN: Duration = Duration::from_secs(6);
@@ -66,4 +66,15 @@ fn names(events: &mut (impl Stream<Item = RunEvent> + Unpin)) -> Vec<&'static st
         });
     }
     names
+}
+
+/// Why the first run that has ended so far did.
+fn first_end(events: &mut (impl Stream<Item = RunEvent> + Unpin)) -> EndReason {
+    loop {
+        match events.next().now_or_never() {
+            Some(Some(RunEvent::Ended { reason, .. })) => return reason,
+            Some(Some(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
 }

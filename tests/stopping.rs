@@ -15,7 +15,6 @@ use support::{
     backend::Reachable,
     background,
     device::{self, Device, key},
-    process,
 };
 use tenure::{
     Asked, EndReason, StopAnswer, Supervisor,
@@ -34,10 +33,7 @@ const AT_LAST: Duration = Duration::from_secs(30);
 
 #[test]
 fn worker_entry() {
-    process::enter(|role, commands| match role {
-        device::ROLE => device::work(commands),
-        _ => panic!("no role {role}"),
-    });
+    device::enter();
 }
 
 on_every_backend! {

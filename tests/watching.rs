@@ -15,7 +15,6 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use support::{
     backend::Reachable,
     device::{self, Device, key},
-    process,
 };
 use tenure::{Observed, SessionState, SessionStatus, StopAnswer, Supervisor};
 use tokio::time::timeout;
@@ -30,10 +29,7 @@ const AT_LAST: Duration = Duration::from_secs(30);
 
 #[test]
 fn worker_entry() {
-    process::enter(|role, commands| match role {
-        device::ROLE => device::work(commands),
-        _ => panic!("no role {role}"),
-    });
+    device::enter();
 }
 
 on_every_backend! {

@@ -259,13 +259,7 @@ fn i3_two_ends_at_the_same_instant_are_one_reason_for_everybody() {
             }
             let result = run.scope(async |_| ()).await;
             sim.sleep(TTL).await;
-            let told = loop {
-                match events.next().now_or_never() {
-                    Some(Some(RunEvent::Ended { reason, .. })) => break reason,
-                    Some(Some(_)) => {}
-                    other => panic!("{other:?}"),
-                }
-            };
+            let told = first_end(&mut events);
             match loss_first {
                 true => assert_eq!(
                     (result.unwrap_err().reason(), told),

@@ -526,13 +526,7 @@ fn i3_a_stop_and_a_completion_at_the_same_instant_are_one_reason_for_everybody()
                 context.stop("tea");
             }
             sim.sleep(TTL).await;
-            let told = loop {
-                match events.next().now_or_never() {
-                    Some(Some(RunEvent::Ended { reason, .. })) => break reason,
-                    Some(Some(_)) => {}
-                    other => panic!("{other:?}"),
-                }
-            };
+            let told = first_end(&mut events);
             let first = if stop_first { stopped() } else { EndReason::Completed };
             assert_eq!((&told, context.cancelled().await), (&first, first.clone()));
             match result {

@@ -16,10 +16,10 @@ use tenure::{
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::process::{Commands, Worker, say};
+use super::process::{self, Commands, Worker, say};
 
 /// The role of [`work`].
-pub const ROLE: &str = "device";
+const ROLE: &str = "device";
 
 /// The account of every device.
 pub const ACCOUNT: &str = "acct";
@@ -201,8 +201,16 @@ impl Device {
 /// A run, until it is released.
 type Held = Arc<Mutex<Option<Run>>>;
 
+/// What a test binary's entry for worker processes does, when all of them are devices.
+pub fn enter() {
+    process::enter(|role, commands| match role {
+        ROLE => work(commands),
+        _ => panic!("no role {role}"),
+    });
+}
+
 /// A device's process.
-pub fn work(mut commands: Commands) {
+fn work(mut commands: Commands) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime.expect("a thread").block_on(async move {
         let env = |name| std::env::var(name).expect("the test sets it");
