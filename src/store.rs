@@ -451,6 +451,15 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// No answer came in the time there was.
+    pub(crate) fn silent(location: &str, within: Duration) -> Self {
+        Self::Unavailable { location: location.to_owned(), detail: format!("no answer within {within:?}") }
+    }
+
+    pub(crate) fn panicked(location: &str) -> Self {
+        Self::Unavailable { location: location.to_owned(), detail: "the driver panicked".to_owned() }
+    }
+
     /// Whether what was asked may have happened, or may happen still (invariant I9).
     pub fn is_uncertain(&self) -> bool {
         matches!(self, Self::Unavailable { .. })

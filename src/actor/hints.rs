@@ -111,7 +111,6 @@ impl Hints {
     }
 
     fn silent(&self) -> StoreError {
-        let detail = format!("no answer within {:?}", self.patience);
-        StoreError::Unavailable { location: self.store.location().to_owned(), detail }
+        StoreError::silent(self.store.location(), self.patience)
     }
 }

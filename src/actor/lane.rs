@@ -351,8 +351,8 @@ async fn attempt<V: Verb>(
     let (mut was_sent, mut at) = (false, settings.clock.now());
     let location = settings.store.location();
     let unavailable = |detail| StoreError::Unavailable { location: location.to_owned(), detail };
-    let late = || unavailable(format!("no answer within {:?}", settings.attempt_timeout));
-    let panicked = || unavailable("the driver panicked".to_owned());
+    let late = || StoreError::silent(location, settings.attempt_timeout);
+    let panicked = || StoreError::panicked(location);
     let connected = match connection.take() {
         Some(connection) => Ok(connection),
         None => {

@@ -59,11 +59,11 @@ impl QueryLane {
         store: SharedStore,
         bounds: Bounds,
         attempt_timeout: Duration,
-        connection: Option<Box<dyn LeaseConnection>>,
+        connection: Box<dyn LeaseConnection>,
     ) -> (Queries, Self) {
         let (sender, queries) = mpsc::unbounded();
         let queries = queries.peekable();
-        (Queries(sender), Self { store, bounds, attempt_timeout, connection, queries })
+        (Queries(sender), Self { store, bounds, attempt_timeout, connection: Some(connection), queries })
     }
 
     pub(crate) async fn serve(mut self, over: CancellationToken) {
@@ -137,18 +137,18 @@ impl QueryLane {
             call(connection.as_mut()).await
         };
         let exchange = AssertUnwindSafe(exchange).catch_unwind();
-        let detail = match timeout(self.attempt_timeout, exchange).await {
+        let location = self.store.location();
+        let error = match timeout(self.attempt_timeout, exchange).await {
             Ok(Ok(result)) => {
                 if result.as_ref().is_err_and(StoreError::is_uncertain) {
                     self.connection = None;
                 }
                 return result;
             }
-            Ok(Err(_panic)) => "the driver panicked".to_owned(),
-            Err(_elapsed) => format!("no answer within {:?}", self.attempt_timeout),
+            Ok(Err(_panic)) => StoreError::panicked(location),
+            Err(_elapsed) => StoreError::silent(location, self.attempt_timeout),
         };
         self.connection = None;
-        let error = StoreError::Unavailable { location: self.store.location().to_owned(), detail };
         self.fail_waiting(&error);
         Err(error)
     }

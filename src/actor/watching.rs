@@ -8,7 +8,7 @@
 //! What is shown never outlives what is known: a lease not its expiry, and nothing the database's silence. The
 //! silence is the database's, not a session's: whose turn has not come yet is still as it was.
 
-use std::{pin::Pin, thread, time::Duration};
+use std::{pin::Pin, thread};
 
 use futures::{
     channel::{mpsc, oneshot},
@@ -43,9 +43,8 @@ pub(crate) struct Watching(mpsc::UnboundedSender<Command>);
 pub(crate) struct Watcher {
     store: SharedStore,
     clock: SharedClock,
+    /// A statement may take as long as connecting may, or a look on the slowest line.
     bounds: Bounds,
-    /// How long connecting may take, or a look on the slowest line.
-    longest: Duration,
     /// What runs of this process do shows at once.
     events: EventSource,
     commands: Commands,
@@ -122,13 +121,12 @@ impl Watcher {
         use futures::StreamExt as _;
 
         let (sender, commands) = mpsc::unbounded();
-        let (longest, commands) = (bounds.statement, commands.peekable());
-        (Watching(sender), Self { store, clock, bounds, longest, events, commands })
+        (Watching(sender), Self { store, clock, bounds, events, commands: commands.peekable() })
     }
 
     /// Looks, on this thread, until the supervisor is over.
     pub(crate) async fn serve(self, over: CancellationToken) {
-        let line = Line::new(self.store, self.clock.clone(), self.bounds, self.longest);
+        let line = Line::new(self.store, self.clock.clone(), self.bounds);
         Looking::new(line, self.clock).serve(self.commands, self.events.subscribe(), over).await;
     }
 

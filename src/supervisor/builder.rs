@@ -283,7 +283,7 @@ impl Plan {
         let acquiring =
             LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
         let (queries, query_lane) =
-            QueryLane::new(store.clone(), querying, timing.query_timeout(), Some(connection));
+            QueryLane::new(store.clone(), querying, timing.query_timeout(), connection);
         actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
         let longest = timing.query_timeout().max(connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
         let looking = bounds(&timing, longest);
@@ -356,8 +356,6 @@ async fn first_connection(
     bounds: Bounds,
     within: Duration,
 ) -> Result<Box<dyn LeaseConnection>, StoreError> {
-    timeout(within, store.connect(bounds)).await.unwrap_or_else(|_elapsed| {
-        let detail = format!("no answer within {within:?}");
-        Err(StoreError::Unavailable { location: store.location().to_owned(), detail })
-    })
+    let connected = timeout(within, store.connect(bounds)).await;
+    connected.unwrap_or_else(|_elapsed| Err(StoreError::silent(store.location(), within)))
 }

@@ -25,9 +25,8 @@ use crate::{
 pub(super) struct Line {
     store: SharedStore,
     clock: SharedClock,
+    /// A statement may take as long as connecting may, or a look on the slowest line: longer than [`PATIENCE`].
     bounds: Bounds,
-    /// How long connecting may take, or a look on the slowest line; longer than [`PATIENCE`].
-    longest: Duration,
     state: State,
 }
 
@@ -72,8 +71,8 @@ const PATIENCE: Duration = Duration::from_millis(1_200);
 const GOODBYE: Duration = Duration::from_millis(300);
 
 impl Line {
-    pub(super) fn new(store: SharedStore, clock: SharedClock, bounds: Bounds, longest: Duration) -> Self {
-        Self { store, clock, bounds, longest, state: State::Down }
+    pub(super) fn new(store: SharedStore, clock: SharedClock, bounds: Bounds) -> Self {
+        Self { store, clock, bounds, state: State::Down }
     }
 
     /// Whether something is under way, and will have an [outcome](Self::poll).
@@ -87,7 +86,7 @@ impl Line {
     }
 
     pub(super) fn connect(&mut self) {
-        let connecting = connect(self.store.clone(), self.bounds, self.longest);
+        let connecting = connect(self.store.clone(), self.bounds);
         self.state = State::Connecting(connecting.boxed());
     }
 
@@ -96,7 +95,7 @@ impl Line {
         self.state = match std::mem::replace(&mut self.state, State::Down) {
             State::Up(open) => {
                 let location = self.store.location().to_owned();
-                let looking = open.look(keys, self.clock.clone(), self.longest, location);
+                let looking = open.look(keys, self.clock.clone(), self.bounds.statement, location);
                 State::Looking(looking.boxed())
             }
             other => other,
@@ -145,11 +144,11 @@ impl Open {
     }
 }
 
-/// Connects within `longest`, however slow the line. The network may have lost the first attempt, and be back: others
+/// Connects within the time for a statement, however slow the line. The network may have lost the first attempt, and be back: others
 /// are made besides, one at a time.
-async fn connect(store: SharedStore, bounds: Bounds, longest: Duration) -> Result<Open, StoreError> {
-    let location = store.location().to_owned();
-    let attempt = || open(store.clone(), bounds, longest).boxed();
+async fn connect(store: SharedStore, bounds: Bounds) -> Result<Open, StoreError> {
+    let longest = bounds.statement;
+    let attempt = || open(store.clone(), bounds).boxed();
     let any = async {
         let mut first = attempt();
         if let Ok(opened) = timeout(PATIENCE, &mut first).await {
@@ -162,15 +161,15 @@ async fn connect(store: SharedStore, bounds: Bounds, longest: Duration) -> Resul
             }
         }
     };
-    timeout(longest, any).await.unwrap_or_else(|_elapsed| Err(silent(&location, longest)))
+    timeout(longest, any).await.unwrap_or_else(|_elapsed| Err(StoreError::silent(store.location(), longest)))
 }
 
-async fn open(store: SharedStore, bounds: Bounds, longest: Duration) -> Result<Open, StoreError> {
+async fn open(store: SharedStore, bounds: Bounds) -> Result<Open, StoreError> {
     let began = Instant::now();
     let connecting = AssertUnwindSafe(store.connect(bounds)).catch_unwind();
-    let connection = connecting.await.unwrap_or_else(|_panic| Err(panicked(store.location())))?;
+    let connection = connecting.await.unwrap_or_else(|_panic| Err(StoreError::panicked(store.location())))?;
     // It took at least as many round trips as a look does.
-    let patience = (2 * began.elapsed()).clamp(PATIENCE, longest);
+    let patience = (2 * began.elapsed()).clamp(PATIENCE, bounds.statement);
     Ok(Open { connection, patience })
 }
 
@@ -183,15 +182,7 @@ fn answer_of<T>(
 ) -> Result<T, StoreError> {
     match answer {
         Ok(Ok(result)) => result,
-        Ok(Err(_panic)) => Err(panicked(location)),
-        Err(_elapsed) => Err(silent(location, within)),
+        Ok(Err(_panic)) => Err(StoreError::panicked(location)),
+        Err(_elapsed) => Err(StoreError::silent(location, within)),
     }
-}
-
-fn panicked(location: &str) -> StoreError {
-    StoreError::Unavailable { location: location.to_owned(), detail: "the driver panicked".to_owned() }
-}
-
-fn silent(location: &str, within: Duration) -> StoreError {
-    StoreError::Unavailable { location: location.to_owned(), detail: format!("no answer within {within:?}") }
 }

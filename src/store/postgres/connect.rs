@@ -58,7 +58,7 @@ where
             Ok(Err(refusal)) => refusals.push((server, refusal)),
             Err(_elapsed) => {
                 server.turn.pass_over();
-                refusals.push((server, silent(server, share)));
+                refusals.push((server, StoreError::silent(&server.location, share)));
             }
         }
     }
@@ -106,13 +106,6 @@ async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
     match session.read(&row, "read_only")? {
         true => Err(session.read_only()),
         false => Ok(()),
-    }
-}
-
-pub(super) fn silent(server: &Server, share: Duration) -> StoreError {
-    StoreError::Unavailable {
-        location: server.location.to_string(),
-        detail: format!("no answer within {share:?}"),
     }
 }
 

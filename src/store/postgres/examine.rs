@@ -221,7 +221,7 @@ impl<'a> Visit<'a> {
             return Ok(connection);
         }
         let connection = timeout(self.patience, self.options.connect()).await;
-        let connection = connection.map_err(|_elapsed| connect::silent(self.server, self.patience))?;
+        let connection = connection.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
         connection.map_err(|error| fault::on_connect(error, self.server))
     }
 
@@ -229,7 +229,7 @@ impl<'a> Visit<'a> {
     async fn newest_schema(&mut self) -> Result<Option<(i32, i32)>, StoreError> {
         let mut connection = self.take_connection().await?;
         let newest = timeout(self.patience, schema::newest(&mut connection)).await;
-        let newest = newest.map_err(|_elapsed| connect::silent(self.server, self.patience))?;
+        let newest = newest.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
         self.connection = Some(connection);
         newest.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS))
     }
@@ -242,7 +242,7 @@ impl<'a> Visit<'a> {
     async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
         let mut connection = self.take_connection().await?;
         let answer = timeout(self.patience, connection.fetch_one(sqlx::raw_sql(sql))).await;
-        let answer = answer.map_err(|_elapsed| connect::silent(self.server, self.patience))?;
+        let answer = answer.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
         let answer = answer.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS));
         if !answer.as_ref().is_err_and(StoreError::is_uncertain) {
             self.connection = Some(connection);
