@@ -4,7 +4,12 @@
 //! suspended; `std::time::Instant` and timers stand still there. Its instants are never compared with the
 //! database's (invariant I2): only durations cross between the two.
 
-use std::{fmt, ops::Add, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    ops::Add,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 /// An instant of the local boot clock: nanoseconds since the machine started, suspended time included.
 ///
@@ -194,6 +199,11 @@ impl StepDetector {
             None
         }
     }
+}
+
+/// Microseconds since 1970, as a value of the standard library.
+pub(crate) fn instant(micros: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What happens to runs, told to whoever listens.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, time::Duration};
 
 use actix::Recipient;
 use futures::{
@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 use crate::session::millis;
 use crate::{
     end::EndReason,
-    run::Shared,
     session::{FencingToken, RunId, SessionKey},
     store::StoreError,
 };
@@ -31,12 +30,6 @@ pub struct RunRef {
     pub run_id: RunId,
     /// Its fencing token.
     pub fence: FencingToken,
-}
-
-impl RunRef {
-    pub(crate) fn of(shared: &Arc<Shared>) -> Self {
-        Self { key: shared.key.clone(), run_id: shared.run_id, fence: shared.fence }
-    }
 }
 
 /// Something happened to a run of this supervisor.

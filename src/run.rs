@@ -2,14 +2,15 @@
 
 use std::{fmt, future::Future, ops::Deref, sync::Arc};
 
-use crate::{
-    actor::run::{RunActor, Stop},
-    end::EndReason,
-};
+use actix::Recipient;
+
+use crate::end::EndReason;
 
 #[cfg(unix)]
 mod child;
 mod context;
+mod end;
+mod message;
 mod scope;
 mod shared;
 mod tasks;
@@ -17,8 +18,9 @@ mod tasks;
 #[cfg(unix)]
 pub use child::{ChildEnd, ChildError, ChildTree};
 pub use context::RunContext;
+pub(crate) use message::RunMessage;
 pub use scope::ScopeHandle;
-pub(crate) use shared::{Shared, Start, instant};
+pub(crate) use shared::{Shared, Start};
 pub use tasks::Task;
 
 use tasks::Entry;
@@ -46,7 +48,7 @@ impl Deref for Run {
 }
 
 impl Run {
-    pub(crate) fn new(shared: Arc<Shared>, actor: actix::Addr<RunActor>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         let context = RunContext::new(shared, actor);
         let entry = Entry::of_guard(context.clone());
         Self { context, entry: Some(entry) }
@@ -69,7 +71,7 @@ impl Run {
         let shared = self.context.shared.clone();
         self.end(EndReason::Completed);
         async move {
-            shared.told.cancelled().await;
+            shared.until_release_known().await;
             shared.ended()
         }
     }
@@ -79,8 +81,8 @@ impl Run {
         let shared = self.context.shared.clone();
         let reason = shared.end_in_time(reason);
         self.say_returned();
-        if !shared.work_ended.is_cancelled() {
-            self.context.actor.do_send(Stop { reason, grace: None });
+        if !shared.has_work_ended() {
+            self.context.tell_to_end(reason);
         }
     }
 
@@ -94,7 +96,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if self.context.shared.work_ended.is_cancelled() {
+        if self.context.shared.has_work_ended() {
             return;
         }
         self.end(if std::thread::panicking() { EndReason::Panicked } else { EndReason::Dropped });

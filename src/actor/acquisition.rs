@@ -21,6 +21,7 @@ use crate::{
     actor::lane::{Acquiring, LaneAddr, Releasing, backoff},
     clock::BootInstant,
     config::Timing,
+    run::Shared,
     session::{Holder, RunId, SessionKey},
     store::{Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, StoreError},
 };
@@ -58,7 +59,7 @@ pub(crate) struct Acquisition {
     pub(crate) deadline: Instant,
     pub(crate) location: String,
     /// An earlier run of this process whose work has ended and whose release is under way.
-    pub(crate) after: Option<CancellationToken>,
+    pub(crate) after: Option<Arc<Shared>>,
     /// Nobody waits for the answer any more.
     pub(crate) abandoned: CancellationToken,
 }
@@ -104,7 +105,7 @@ impl Acquisition {
 
     async fn attempts(&self, attempts: &mut Attempts) -> Settled {
         if let Some(earlier) = &self.after {
-            earlier.cancelled().await;
+            earlier.until_release_known().await;
         }
         let mut alone = false;
         while !self.abandoned.is_cancelled() {

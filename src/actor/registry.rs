@@ -19,14 +19,14 @@ use crate::{
         acquisition::{Acquired, Acquisition, Orphan, Settled, compensate},
         lane::{Acquiring, LaneAddr},
         query::Queries,
-        run::{Recheck, RunActor, RunFinished, RunLinks, Stop},
+        run::{Recheck, RunActor, RunFinished, RunLinks},
     },
-    clock::{BootInstant, Gap, Reading},
+    clock::{BootInstant, Gap, Reading, instant},
     end::{EndReason, Limit},
     error::{AcquireError, Busy},
-    event::{EventSender, RunEvent, RunRef, forward},
+    event::{EventSender, RunEvent, forward},
     lease::Lease,
-    run::{Run, Shared, Start, instant},
+    run::{Run, RunMessage, Shared, Start},
     session::{Holder, Label, NodeId, Phase, RunId, SessionKey, StopRequest},
     store::{Acquire, Grant, StoreError},
 };
@@ -165,7 +165,7 @@ impl Registry {
             timing: self.links.run.timing,
             deadline: first.deadline,
             location: self.links.location.clone(),
-            after: session.running.as_ref().map(|earlier| earlier.shared.told.clone()),
+            after: session.running.as_ref().map(|earlier| earlier.shared.clone()),
             abandoned: first.abandoned.clone(),
         };
         session.acquiring = Some(Pending { run_id, first, parked, stop: None, is_hinted: false });
@@ -234,20 +234,20 @@ impl Registry {
         let shared = Arc::new(Shared::new(start, clock, timing, self.root.child_token()));
         let own_events = first.events.map(|recipient| self.links.forward_one_run(recipient));
         let mut actor = RunActor::new(lease, shared.clone(), self.links.run.clone(), own_events);
-        actor.say(RunEvent::Acquired { run: RunRef::of(&shared), ttl: timing.ttl() });
+        actor.say(RunEvent::Acquired { run: shared.to_ref(), ttl: timing.ttl() });
         let actor = actor.start();
         if let Some(request) = &grant.stop {
             let reason = EndReason::stopped(request);
             // Before anybody can begin to work under it.
             shared.end(reason.clone());
-            actor.do_send(Stop { reason, grace: None });
+            actor.do_send(RunMessage::Stop { reason, grace: None });
         }
         let AcquireSession { label, reply, .. } = first;
         let running = Running { shared: shared.clone(), actor: actor.clone(), label, unknown };
         let holder = running.holder(&self.links);
         self.sessions.entry(key).or_default().running = Some(running);
         // A guard that cannot be delivered is dropped, which frees the session (invariant I7) for the next.
-        match reply.send(Ok(Run::new(shared, actor))) {
+        match reply.send(Ok(Run::new(shared, actor.recipient()))) {
             Ok(()) => parked.into_iter().for_each(|request| request.answer(Err(busy(holder.clone())))),
             Err(undelivered) => {
                 drop(undelivered);
@@ -293,7 +293,7 @@ impl Actor for Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         for running in self.sessions.values().filter_map(|session| session.running.as_ref()) {
-            running.actor.do_send(Stop { reason: EndReason::Panicked, grace: None });
+            running.actor.do_send(RunMessage::Stop { reason: EndReason::Panicked, grace: None });
         }
     }
 }

@@ -17,9 +17,9 @@ use crate::{
     clock::{BootInstant, SharedClock},
     config::Timing,
     end::EndReason,
-    event::{EventSender, RunEvent, RunRef},
+    event::{EventSender, RunEvent},
     lease::{Action, Lease, News, Released, Renewal},
-    run::Shared,
+    run::{RunMessage, Shared},
     session::{Phase, RunId, SessionKey, Stage},
     store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
 };
@@ -46,25 +46,6 @@ pub(crate) struct RunLinks {
     pub(crate) events: EventSender,
     pub(crate) registry: Recipient<RunFinished>,
 }
-
-/// The work has ended; the reason is the first one, as the guard has set it.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct WorkEnded(pub(crate) EndReason);
-
-/// Ask the work to end.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct Stop {
-    pub(crate) reason: EndReason,
-    /// `stop_grace` unless given.
-    pub(crate) grace: Option<Duration>,
-}
-
-/// The run says that it does something else now.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) struct PhaseChanged;
 
 /// A local clock has jumped: look at the time now.
 #[derive(Message, Clone, Copy)]
@@ -125,11 +106,11 @@ impl RunActor {
                 Action::Cancel(reason) => {
                     self.shared.end(reason);
                 }
-                Action::Kill => self.shared.killed.cancel(),
+                Action::Kill => self.shared.kill(),
                 Action::GiveUp => {
                     warn!("gave up: the work has not ended, and its session is not kept any longer");
-                    self.shared.given_up.cancel();
-                    self.settle_in_time(ctx);
+                    self.shared.give_up();
+                    self.bound_the_release(ctx);
                 }
                 Action::Tell(news) => self.tell(news),
                 Action::Finish => return ctx.stop(),
@@ -162,9 +143,9 @@ impl RunActor {
     }
 
     /// Nobody waits longer for the release than for one attempt.
-    fn settle_in_time(&self, ctx: &mut Context<Self>) {
+    fn bound_the_release(&self, ctx: &mut Context<Self>) {
         let patience = self.links.timing.renew_timeout();
-        ctx.run_later(patience, |actor, _| actor.shared.settled.cancel());
+        ctx.run_later(patience, |actor, _| actor.shared.await_release_no_longer());
     }
 
     fn renewal(&self, stage: Stage, phase: Option<Phase>) -> Renew {
@@ -238,7 +219,7 @@ impl RunActor {
     }
 
     fn tell(&mut self, news: News) {
-        let run = RunRef::of(&self.shared);
+        let run = self.shared.to_ref();
         let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let event = match news {
             News::Renewed { trusted_for } => {
@@ -278,7 +259,7 @@ impl RunActor {
                     info!(%reason, released, "ended");
                 }
                 self.shared.tell_released(released);
-                let gave_up = self.shared.given_up.is_cancelled();
+                let gave_up = self.shared.gave_up();
                 RunEvent::Ended { run, reason, released, gave_up }
             }
         };
@@ -304,9 +285,8 @@ impl Actor for RunActor {
 impl Drop for RunActor {
     fn drop(&mut self) {
         self.shared.end(EndReason::Panicked);
-        self.shared.killed.cancel();
-        self.shared.settled.cancel();
-        self.shared.told.cancel();
+        self.shared.kill();
+        self.shared.tell_released(false);
         // Work that may go on without its actor is over by the time the row expires, by assumption A4.
         let orphaned = !self.shared.is_work_over();
         let expiry = self.lease.trusted_until() + self.links.timing.safety_margin();
@@ -318,30 +298,19 @@ impl Drop for RunActor {
     }
 }
 
-impl Handler<WorkEnded> for RunActor {
+impl Handler<RunMessage> for RunActor {
     type Result = ();
 
-    fn handle(&mut self, WorkEnded(reason): WorkEnded, ctx: &mut Context<Self>) {
-        self.lease.on_work_ended(reason, self.links.clock.now());
-        self.settle_in_time(ctx);
-        self.act(ctx);
-    }
-}
-
-impl Handler<Stop> for RunActor {
-    type Result = ();
-
-    fn handle(&mut self, Stop { reason, grace }: Stop, ctx: &mut Context<Self>) {
-        self.lease.on_stop(reason, grace, self.links.clock.now());
-        self.act(ctx);
-    }
-}
-
-impl Handler<PhaseChanged> for RunActor {
-    type Result = ();
-
-    fn handle(&mut self, _: PhaseChanged, ctx: &mut Context<Self>) {
-        self.lease.on_phase(self.shared.take_new_phase(), self.links.clock.now());
+    fn handle(&mut self, message: RunMessage, ctx: &mut Context<Self>) {
+        let now = self.links.clock.now();
+        match message {
+            RunMessage::Stop { reason, grace } => self.lease.on_stop(reason, grace, now),
+            RunMessage::WorkEnded(reason) => {
+                self.lease.on_work_ended(reason, now);
+                self.bound_the_release(ctx);
+            }
+            RunMessage::PhaseChanged => self.lease.on_phase(self.shared.take_new_phase(), now),
+        }
         self.act(ctx);
     }
 }

@@ -165,7 +165,7 @@ impl Warden {
         let end = loop {
             let end = self.end_tree(tree.clone(), grace);
             // What survives SIGKILL may still act, and keeps the session (invariant I6).
-            if end.is_verified() || shared.given_up.is_cancelled() {
+            if end.is_verified() || shared.gave_up() {
                 break end;
             }
             thread::sleep(LOOK_AGAIN);
@@ -178,7 +178,8 @@ impl Warden {
     /// Until the child has exited or is to end; answers how much time its tree has from then on.
     fn wait_for_a_reason(&self, exited: oneshot::Receiver<()>) -> Duration {
         let shared = &self.context.shared;
-        let (run_ends, asked) = (Box::pin(shared.token.cancelled()), Box::pin(self.asked_to_end.cancelled()));
+        let (run_ends, asked) =
+            (Box::pin(shared.told_to_end().cancelled()), Box::pin(self.asked_to_end.cancelled()));
         match block_on(select(select(exited, asked), run_ends)) {
             Either::Left(_) => shared.timing.stop_grace(),
             // The machine says when its grace is over.
@@ -187,7 +188,7 @@ impl Warden {
     }
 
     fn end_tree(&self, tree: ProcessTree, grace: Duration) -> TreeEnd {
-        let mut ending = tree.ending(grace).killed_by(self.context.shared.killed.clone());
+        let mut ending = tree.ending(grace).killed_by(self.context.shared.killed().clone());
         while let Progress::Wait(pause) = ending.step() {
             ending.pause(pause);
         }

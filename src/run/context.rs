@@ -7,13 +7,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use actix::Recipient;
 use futures::stream::Stream;
 use tokio_util::sync::CancellationToken;
 
-use super::{Shared, instant};
+use super::{RunMessage, Shared};
 use crate::{
-    actor::run::{PhaseChanged, RunActor, Stop},
-    clock::BootInstant,
+    clock::{BootInstant, instant},
     end::EndReason,
     session::{FencingToken, InvalidText, Phase, RunId, SessionKey},
 };
@@ -22,11 +22,11 @@ use crate::{
 #[derive(Clone)]
 pub struct RunContext {
     pub(super) shared: Arc<Shared>,
-    pub(super) actor: actix::Addr<RunActor>,
+    pub(super) actor: Recipient<RunMessage>,
 }
 
 impl RunContext {
-    pub(super) fn new(shared: Arc<Shared>, actor: actix::Addr<RunActor>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         Self { shared, actor }
     }
 
@@ -53,7 +53,7 @@ impl RunContext {
     /// A token that is cancelled when the run ends, for whatever reason. Cancelling it yourself stops only who
     /// listens to this very token; to end the run, drop or [`release`](super::Run::release) its guard.
     pub fn token(&self) -> CancellationToken {
-        self.shared.token.child_token()
+        self.shared.told_to_end().child_token()
     }
 
     /// Whether the run may act *now*, by the local boot clock: for use right before every side effect.
@@ -84,7 +84,7 @@ impl RunContext {
     }
 
     pub(super) fn tell_to_end(&self, reason: EndReason) {
-        self.actor.do_send(Stop { reason, grace: None });
+        self.actor.do_send(RunMessage::Stop { reason, grace: None });
     }
 
     /// Waits until the run ends, and says why. The future borrows nothing and does not keep the run.
@@ -112,7 +112,7 @@ impl RunContext {
     /// [`InvalidText`] when it cannot be stored; nothing has changed.
     pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
         if self.shared.set_phase(Phase::new(phase)?) {
-            self.actor.do_send(PhaseChanged);
+            self.actor.do_send(RunMessage::PhaseChanged);
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ impl Run {
             let _is_known = is_known;
             match scope.await {
                 Ok(result) => drop(outcome.result.set(result)),
-                Err(_panic) => shared.over().await,
+                Err(_panic) => shared.until_over().await,
             }
         });
         handle
@@ -110,7 +110,7 @@ impl<F> Scope<F> {
         let shared = run.context.shared.clone();
         let value = match shared.is_held() {
             // Made within the arm, so that a panic or a drop ends the work before the guard says so.
-            true => match select(pin!(shared.killed.cancelled()), pin!(work(run.context()))).await {
+            true => match select(pin!(shared.killed().cancelled()), pin!(work(run.context()))).await {
                 Either::Right((value, _)) => Some(value),
                 Either::Left(_) => None,
             },
@@ -124,7 +124,7 @@ impl<F> Scope<F> {
         } else {
             run.end(EndReason::Dropped);
         }
-        shared.over().await;
+        shared.until_over().await;
         // The first reason: everybody sees the same one.
         match (shared.ended(), value) {
             (ended, Some(value)) if ended.reason == EndReason::Completed => Ok(value),

@@ -2,27 +2,26 @@
 
 use std::{
     fmt,
-    pin::pin,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use futures::{
     StreamExt,
-    future::select,
     stream::{self, Stream},
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Ended, tasks::Works};
+use super::{Ended, end::End, tasks::Works};
 use crate::{
     clock::{BootInstant, SharedClock},
     config::Timing,
     end::EndReason,
+    event::RunRef,
     session::{FencingToken, Phase, RunId, SessionKey, Stage},
 };
 
@@ -50,20 +49,7 @@ pub(crate) struct Shared {
     pub(crate) is_stuck: AtomicBool,
     /// Who works under this run: the guard, and all that was started through its context.
     pub(super) works: Works,
-    /// Child of the supervisor's root token.
-    pub(crate) token: CancellationToken,
-    reason: OnceLock<EndReason>,
-    /// The work has had its time.
-    pub(crate) killed: CancellationToken,
-    /// The guard was dropped, or said that the work has ended, and so has all that it started.
-    pub(crate) work_ended: CancellationToken,
-    /// The work has not ended, and is not waited for any more.
-    pub(crate) given_up: CancellationToken,
-    /// The row is dealt with, or whoever waits for that has waited long enough.
-    pub(crate) settled: CancellationToken,
-    released: OnceLock<bool>,
-    /// It is known whether the session was released, or never will be.
-    pub(crate) told: CancellationToken,
+    end: End,
 }
 
 /// How a run starts.
@@ -96,19 +82,16 @@ impl Shared {
             last_beat: AtomicU64::new(0),
             is_stuck: AtomicBool::new(false),
             works: Works::of_guard(),
-            token,
-            reason: OnceLock::new(),
-            killed: CancellationToken::new(),
-            work_ended: CancellationToken::new(),
-            given_up: CancellationToken::new(),
-            settled: CancellationToken::new(),
-            released: OnceLock::new(),
-            told: CancellationToken::new(),
+            end: End::new(token),
         }
     }
 
+    pub(crate) fn to_ref(&self) -> RunRef {
+        RunRef { key: self.key.clone(), run_id: self.run_id, fence: self.fence }
+    }
+
     pub(crate) fn is_held(&self) -> bool {
-        self.is_trusted() && !self.token.is_cancelled()
+        self.is_trusted() && !self.end.is_told()
     }
 
     /// Whether trust lasts, whoever may have been told to end.
@@ -117,7 +100,7 @@ impl Shared {
     }
 
     pub(crate) fn trusted_for(&self) -> Duration {
-        if self.token.is_cancelled() {
+        if self.end.is_told() {
             return Duration::ZERO;
         }
         self.trust.end().map_or(Duration::ZERO, |until| until.saturating_since(self.clock.now()))
@@ -131,7 +114,7 @@ impl Shared {
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
-        let is_stopping = self.reason.get().is_some_and(|reason| !reason.is_loss());
+        let is_stopping = self.reason().is_some_and(|reason| !reason.is_loss());
         if extended || is_stopping {
             self.renewed_until.send_replace(trusted_until);
         }
@@ -147,7 +130,7 @@ impl Shared {
         let moves = self.renewed_until.subscribe();
         let ended = async move {
             if !self.clone().cancelled().await.is_loss() {
-                self.told.cancelled().await;
+                self.end.until_row_known().await;
             }
         };
         let changes = stream::unfold((moves, true), async |(mut moves, first)| {
@@ -191,9 +174,10 @@ impl Shared {
 
     /// Ends the run for everybody at once; answers the reason that was first (invariant I3).
     pub(crate) fn end(&self, reason: EndReason) -> EndReason {
-        let first = self.reason.get_or_init(|| reason).clone();
+        let first = self.end.set_reason(reason);
+        // After the reason: whoever sees that trust is gone finds out why.
         self.trust.revoke();
-        self.token.cancel();
+        self.end.tell();
         first
     }
 
@@ -203,59 +187,100 @@ impl Shared {
         self.end(if self.is_trusted() { reason } else { EndReason::Unconfirmed })
     }
 
+    /// The work has had its time.
+    pub(crate) fn kill(&self) {
+        self.end.kill();
+    }
+
+    /// The work has not ended, and is not waited for any more.
+    pub(crate) fn give_up(&self) {
+        self.end.give_up();
+    }
+
+    /// The guard's work has ended, and so has all that it started.
+    pub(super) fn say_work_ended(&self) {
+        self.end.work_ended();
+    }
+
+    /// Whoever waits for the release has waited long enough.
+    pub(crate) fn await_release_no_longer(&self) {
+        self.end.await_row_no_longer();
+    }
+
+    /// Says whether the session was released; for the first time only.
+    pub(crate) fn tell_released(&self, released: bool) {
+        self.end.row_known(released);
+    }
+
     pub(crate) fn reason(&self) -> Option<&EndReason> {
-        self.reason.get()
+        self.end.reason()
     }
 
     /// The reason, for whoever comes too late; sets none.
     pub(super) fn reason_so_far(&self) -> EndReason {
         let unset = || if self.is_trusted() { EndReason::Completed } else { EndReason::Unconfirmed };
-        self.reason.get().cloned().unwrap_or_else(unset)
+        self.reason().cloned().unwrap_or_else(unset)
+    }
+
+    /// The reason of a run that is over.
+    pub(crate) fn first_reason(&self) -> EndReason {
+        self.end.first_reason()
     }
 
     /// How the run stands, for a refusal from memory.
     pub(crate) fn stage(&self) -> Stage {
-        match self.reason.get() {
+        match self.reason() {
             None => Stage::Running,
             Some(_) if self.is_stuck.load(Ordering::Relaxed) => Stage::Stuck,
             Some(_) => Stage::Stopping,
         }
     }
 
+    pub(crate) fn is_told_to_end(&self) -> bool {
+        self.end.is_told()
+    }
+
+    pub(super) fn has_work_ended(&self) -> bool {
+        self.end.has_work_ended()
+    }
+
     /// Whether nothing of the run is waited for any more but its release.
     pub(crate) fn is_work_over(&self) -> bool {
-        self.work_ended.is_cancelled() || self.given_up.is_cancelled()
+        self.end.is_work_over()
     }
 
-    pub(crate) fn tell_released(&self, released: bool) {
-        // A release that is confirmed after the run was given up changes nothing for those who were told.
-        let _ = self.released.set(released);
-        self.told.cancel();
-        self.settled.cancel();
+    /// Whether the session was given up while the work may still act.
+    pub(crate) fn gave_up(&self) -> bool {
+        self.end.gave_up()
     }
 
-    /// All that worked under the run has ended or was given up, and its release has had its time.
-    pub(super) async fn over(&self) {
-        select(pin!(self.work_ended.cancelled()), pin!(self.given_up.cancelled())).await;
-        self.settled.cancelled().await;
+    /// Cancelled when the run ends, for whatever reason: a child of the supervisor's root token.
+    pub(crate) fn told_to_end(&self) -> &CancellationToken {
+        self.end.told_to_end()
+    }
+
+    /// Cancelled when the work has had its time.
+    pub(super) fn killed(&self) -> &CancellationToken {
+        self.end.killed()
+    }
+
+    /// Waits until it is known whether the session was released.
+    pub(crate) async fn until_release_known(&self) {
+        self.end.until_row_known().await;
+    }
+
+    /// Waits until all that worked under the run has ended or was given up, and its release has had its time.
+    pub(super) async fn until_over(&self) {
+        self.end.until_over().await;
     }
 
     pub(super) async fn cancelled(self: Arc<Self>) -> EndReason {
-        self.token.cancelled().await;
+        self.told_to_end().cancelled().await;
         self.first_reason()
     }
 
     pub(crate) fn ended(&self) -> Ended {
-        Ended {
-            reason: self.first_reason(),
-            released: self.released.get().copied().unwrap_or(false),
-            gave_up: self.given_up.is_cancelled(),
-        }
-    }
-
-    /// A token that was cancelled without a reason is one whose supervisor died with it.
-    pub(super) fn first_reason(&self) -> EndReason {
-        self.reason.get_or_init(|| EndReason::Panicked).clone()
+        Ended { reason: self.first_reason(), released: self.end.was_released(), gave_up: self.gave_up() }
     }
 }
 
@@ -265,7 +290,7 @@ impl fmt::Debug for Shared {
             .field("key", &self.key)
             .field("run_id", &self.run_id)
             .field("fence", &self.fence)
-            .field("reason", &self.reason.get())
+            .field("reason", &self.reason())
             .finish_non_exhaustive()
     }
 }
@@ -306,11 +331,6 @@ impl Trust {
         let until = self.0.load(Ordering::Acquire);
         (until != Self::OVER).then(|| BootInstant::from_nanos(until))
     }
-}
-
-/// Microseconds since 1970, as a value of the standard library.
-pub(crate) fn instant(micros: i64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_micros(micros.try_into().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use std::{
 use futures::future::{Either, select};
 use tokio::task::{JoinError, JoinHandle};
 
-use super::{RunContext, Shared};
-use crate::{actor::run::WorkEnded, end::EndReason};
+use super::{RunContext, RunMessage, Shared};
+use crate::end::EndReason;
 
 impl RunContext {
     /// Starts a sub-task on the current tokio runtime. The run lasts until it has ended, too.
@@ -87,7 +87,7 @@ impl<F: Future> Tracked<F> {
         let value = {
             // Made within the block: what is dropped for being late has gone before it is said to have left.
             let work = pin!(work);
-            match select(pin!(shared.killed.cancelled()), work).await {
+            match select(pin!(shared.killed().cancelled()), work).await {
                 Either::Right((value, _)) => Ok(value),
                 Either::Left(_) => Err(shared.first_reason()),
             }
@@ -105,7 +105,7 @@ impl<W> Tracked<W> {
         let Self { work, entry, shared } = self;
         let Some(entry) = entry else { return Err(shared.reason_so_far()) };
         // It may have waited for a thread of the pool for longer than the run had.
-        let value = match shared.token.is_cancelled() {
+        let value = match shared.is_told_to_end() {
             false => Ok(work()),
             true => {
                 drop(work);
@@ -225,9 +225,9 @@ impl Drop for Entry {
         }
         if shared.works.leave() {
             let reason = shared.end_in_time(EndReason::Completed);
-            shared.work_ended.cancel();
+            shared.say_work_ended();
             // A run whose actor is gone was cancelled by the actor's own end.
-            actor.do_send(WorkEnded(reason));
+            actor.do_send(RunMessage::WorkEnded(reason));
         }
     }
 }

@@ -21,8 +21,7 @@ use super::{
     Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
 };
 use crate::{
-    clock::SharedClock,
-    run::instant,
+    clock::{SharedClock, instant},
     session::{
         FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
     },

@@ -8,10 +8,9 @@ use tracing::{info, warn};
 
 use super::{Registry, Running};
 use crate::{
-    actor::run::Stop,
     end::EndReason,
     event::RunRef,
-    run::{Ended, Shared},
+    run::{Ended, RunMessage, Shared},
     session::SessionKey,
 };
 
@@ -74,7 +73,7 @@ pub struct EndedRun {
 
 impl EndedRun {
     fn of(shared: &Arc<Shared>) -> Self {
-        Self { run: RunRef::of(shared), ended: shared.ended() }
+        Self { run: shared.to_ref(), ended: shared.ended() }
     }
 }
 
@@ -171,7 +170,7 @@ impl Handler<Shutdown> for Registry {
         // Again, if it was asked for before: the grace may be shorter now.
         for session in self.sessions.values() {
             if let Some(running) = &session.running {
-                running.actor.do_send(Stop { reason: EndReason::Shutdown, grace: Some(grace) });
+                running.actor.do_send(RunMessage::Stop { reason: EndReason::Shutdown, grace: Some(grace) });
             }
             if let Some(pending) = &session.acquiring {
                 pending.first.abandoned.cancel();

@@ -12,10 +12,11 @@ use crate::{
         acquisition::{Acquired, Settled},
         lane::backoff,
         query::{Queries, Query},
-        run::{RunActor, Stop},
+        run::RunActor,
     },
     end::EndReason,
     error::QueryError,
+    run::RunMessage,
     session::{Holder, RunId, SessionKey, StopRequest},
     store::{MAX_BATCH, StopOutcome, StopRun, StoreError},
 };
@@ -74,7 +75,7 @@ impl Registry {
         let is_meant = |run: &&Running| run_id.is_none_or(|wanted| wanted == run.shared.run_id);
         let works = |run: &&Running| !run.shared.is_work_over();
         let running = running.as_ref().filter(is_meant).filter(works)?;
-        running.actor.do_send(Stop { reason: EndReason::stopped(request), grace: None });
+        running.actor.do_send(RunMessage::Stop { reason: EndReason::stopped(request), grace: None });
         let mut holder = running.holder(&self.links);
         (!holder.expires_in.is_zero()).then(|| {
             holder.stop.get_or_insert_with(|| request.clone());
@@ -211,7 +212,7 @@ async fn look(runs: &[(SessionKey, RunId, Addr<RunActor>)], queries: &Queries) {
                 for ((_, run_id, actor), holder) in runs.iter().zip(holders) {
                     let own = holder.filter(|holder| holder.run_id == *run_id);
                     if let Some(request) = own.and_then(|holder| holder.stop) {
-                        actor.do_send(Stop { reason: EndReason::stopped(&request), grace: None });
+                        actor.do_send(RunMessage::Stop { reason: EndReason::stopped(&request), grace: None });
                     }
                 }
                 return;

@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use crate::{
-    clock::BootInstant,
-    run::instant,
+    clock::{BootInstant, instant},
     session::{SessionState, SessionStatus},
     watch::Observed,
 };

@@ -1,0 +1,233 @@
+//! How far the end of a run has come: one value, which only moves forward.
+//!
+//! An end has two sides. The work ends, and the row is dealt with:
+//!
+//! ```text
+//! work   Working ──► ToldToEnd ──► Killed ──► GivenUp ──► Ended
+//! row    Held ──► NotAwaited ──► Known { released }
+//! ```
+//!
+//! Each side may skip steps; neither goes back. Work that ends by itself goes from `Working` to `ToldToEnd` and `Ended`
+//! at once. After a loss the row is `Known` while the work is still ending; otherwise the work ends first (invariant I6).
+//! The two tokens are cancelled with `ToldToEnd` and with `Killed`, for those who need a token to wait on.
+
+use std::sync::OnceLock;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::end::EndReason;
+
+/// What has become of the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Work {
+    Working,
+    /// The run is over for everybody; the work has its grace.
+    ToldToEnd,
+    /// The work has had its time: it is dropped or killed.
+    Killed,
+    /// The work has not ended, and nobody waits for it any more.
+    GivenUp,
+    /// The guard was dropped, or said that the work has ended, and so has all that it started.
+    Ended,
+}
+
+/// What has become of the row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    Held,
+    /// Its release has had its time; it may still come.
+    NotAwaited,
+    /// It is known whether the session was released, or never will be.
+    Known {
+        released: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    work: Work,
+    row: Row,
+    gave_up: bool,
+}
+
+/// The end of one run, for everybody who waits for a part of it.
+pub(super) struct End {
+    progress: watch::Sender<Progress>,
+    reason: OnceLock<EndReason>,
+    told_to_end: CancellationToken,
+    killed: CancellationToken,
+}
+
+impl End {
+    /// `told_to_end` is a child of the supervisor's root: it is cancelled without a reason when the supervisor dies.
+    pub(super) fn new(told_to_end: CancellationToken) -> Self {
+        let start = Progress { work: Work::Working, row: Row::Held, gave_up: false };
+        Self {
+            progress: watch::Sender::new(start),
+            reason: OnceLock::new(),
+            told_to_end,
+            killed: CancellationToken::new(),
+        }
+    }
+
+    /// Sets the reason, unless there is one; answers the one that was first (invariant I3).
+    pub(super) fn set_reason(&self, reason: EndReason) -> EndReason {
+        self.reason.get_or_init(|| reason).clone()
+    }
+
+    /// Tells everybody that the run is over.
+    pub(super) fn tell(&self) {
+        self.advance_work(Work::ToldToEnd);
+        self.told_to_end.cancel();
+    }
+
+    pub(super) fn kill(&self) {
+        self.advance_work(Work::Killed);
+        self.killed.cancel();
+    }
+
+    pub(super) fn give_up(&self) {
+        self.progress.send_modify(|progress| {
+            progress.gave_up = true;
+            progress.work = progress.work.max(Work::GivenUp);
+        });
+    }
+
+    pub(super) fn work_ended(&self) {
+        self.advance_work(Work::Ended);
+    }
+
+    pub(super) fn await_row_no_longer(&self) {
+        self.advance_row(Row::NotAwaited);
+    }
+
+    /// What was known first stays: a release that is confirmed later changes nothing for those who were told.
+    pub(super) fn row_known(&self, released: bool) {
+        self.advance_row(Row::Known { released });
+    }
+
+    pub(super) fn reason(&self) -> Option<&EndReason> {
+        self.reason.get()
+    }
+
+    /// The reason of a run that is over. One without a reason died with its supervisor.
+    pub(super) fn first_reason(&self) -> EndReason {
+        self.set_reason(EndReason::Panicked)
+    }
+
+    pub(super) fn is_told(&self) -> bool {
+        self.told_to_end.is_cancelled()
+    }
+
+    pub(super) fn gave_up(&self) -> bool {
+        self.progress.borrow().gave_up
+    }
+
+    pub(super) fn has_work_ended(&self) -> bool {
+        self.progress.borrow().work == Work::Ended
+    }
+
+    /// Whether nothing of the run is waited for any more but its release.
+    pub(super) fn is_work_over(&self) -> bool {
+        self.progress.borrow().work >= Work::GivenUp
+    }
+
+    pub(super) fn was_released(&self) -> bool {
+        self.progress.borrow().row == Row::Known { released: true }
+    }
+
+    /// Cancelled when the run is over for everybody.
+    pub(super) fn told_to_end(&self) -> &CancellationToken {
+        &self.told_to_end
+    }
+
+    /// Cancelled when the work has had its time.
+    pub(super) fn killed(&self) -> &CancellationToken {
+        &self.killed
+    }
+
+    /// Waits until it is known what became of the row.
+    pub(super) async fn until_row_known(&self) {
+        self.until(|progress| progress.row >= Row::Known { released: false }).await;
+    }
+
+    /// Waits until the work has ended or was given up, and its release has had its time.
+    pub(super) async fn until_over(&self) {
+        self.until(|progress| progress.work >= Work::GivenUp && progress.row >= Row::NotAwaited).await;
+    }
+
+    async fn until(&self, is_reached: impl Fn(&Progress) -> bool) {
+        let mut progress = self.progress.subscribe();
+        // The sender lives as long as `self` does.
+        let _ = progress.wait_for(is_reached).await;
+    }
+
+    fn advance_work(&self, to: Work) {
+        self.progress.send_if_modified(|progress| {
+            let advances = progress.work < to;
+            if advances {
+                progress.work = to;
+            }
+            advances
+        });
+    }
+
+    fn advance_row(&self, to: Row) {
+        self.progress.send_if_modified(|progress| {
+            let advances = progress.row < to && !matches!(progress.row, Row::Known { .. });
+            if advances {
+                progress.row = to;
+            }
+            advances
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn end() -> End {
+        End::new(CancellationToken::new())
+    }
+
+    #[test]
+    fn i3_the_first_reason_stays_and_no_step_goes_back() {
+        let end = end();
+        assert_eq!(end.set_reason(EndReason::Completed), EndReason::Completed);
+        end.work_ended();
+        assert_eq!(end.set_reason(EndReason::Superseded), EndReason::Completed);
+        end.tell();
+        end.kill();
+        end.give_up();
+        assert!(end.has_work_ended() && end.gave_up());
+        end.row_known(false);
+        end.row_known(true);
+        end.await_row_no_longer();
+        assert!(!end.was_released(), "those who were told stay told");
+    }
+
+    #[test]
+    fn an_end_is_over_when_its_work_is_and_its_row_is_not_awaited() {
+        let end = end();
+        end.row_known(false);
+        assert!(end.until_row_known().now_or_never().is_some());
+        assert!(end.until_over().now_or_never().is_none(), "after a loss the work is still ending");
+        end.give_up();
+        assert!(end.is_work_over() && !end.has_work_ended());
+        assert!(end.until_over().now_or_never().is_some());
+    }
+
+    #[test]
+    fn the_tokens_follow_the_steps() {
+        let end = end();
+        assert!(!end.told_to_end().is_cancelled() && !end.killed().is_cancelled());
+        end.tell();
+        assert!(end.told_to_end().is_cancelled() && !end.killed().is_cancelled());
+        end.kill();
+        assert!(end.killed().is_cancelled());
+    }
+}
