@@ -1,4 +1,4 @@
-//! Why runs end.
+//! Why runs end, and how.
 
 use std::{fmt, time::Duration};
 
@@ -36,6 +36,21 @@ pub enum EndReason {
     Expired,
     /// Trust ran out while the database did not confirm a renewal.
     Unconfirmed,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Ended {
+    /// The first reason.
+    pub reason: EndReason,
+    /// Whether the database confirmed that this run no longer holds the session. If not, the row expires
+    /// within one ttl.
+    pub released: bool,
+    /// Whether the session was given up although the work had not ended and may still act: see
+    /// [`stuck_limit`](crate::Builder::stuck_limit).
+    pub gave_up: bool,
 }
 
 /// A limit on a run that no renewal prolongs: renewals prove that a process lives, not that work advances.

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use crate::{
     config::ConfigError,
     end::EndReason,
-    run::Ended,
+    end::Ended,
     session::{Holder, InvalidText},
     store::StoreError,
 };

@@ -158,12 +158,12 @@ mod watch;
 
 pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
-pub use end::{EndReason, Limit};
+pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
 #[cfg(unix)]
 pub use run::{ChildEnd, ChildError, ChildTree};
-pub use run::{Ended, Run, RunContext, ScopeHandle, Task};
+pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
     FencingToken, Holder, InvalidText, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey,
     SessionState, SessionStatus, Stage, StopRequest, UnknownStage,

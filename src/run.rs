@@ -4,7 +4,7 @@ use std::{fmt, future::Future, ops::Deref, sync::Arc};
 
 use actix::Recipient;
 
-use crate::end::EndReason;
+use crate::end::{EndReason, Ended};
 
 #[cfg(unix)]
 mod child;
@@ -107,19 +107,4 @@ impl fmt::Debug for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.context.fmt(f)
     }
-}
-
-/// How a run ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Ended {
-    /// The first reason.
-    pub reason: EndReason,
-    /// Whether the database confirmed that this run no longer holds the session. If not, the row expires
-    /// within one ttl.
-    pub released: bool,
-    /// Whether the session was given up although the work had not ended and may still act: see
-    /// [`stuck_limit`](crate::Builder::stuck_limit).
-    pub gave_up: bool,
 }

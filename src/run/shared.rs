@@ -16,11 +16,11 @@ use futures::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Ended, end::End, tasks::Works};
+use super::{end::End, tasks::Works};
 use crate::{
     clock::{BootInstant, SharedClock},
     config::Timing,
-    end::EndReason,
+    end::{EndReason, Ended},
     event::RunRef,
     session::{FencingToken, Phase, RunId, SessionKey, Stage},
 };

@@ -8,9 +8,9 @@ use tracing::{info, warn};
 
 use super::{Registry, Running};
 use crate::{
-    end::EndReason,
+    end::{EndReason, Ended},
     event::RunRef,
-    run::{Ended, RunMessage, Shared},
+    run::{RunMessage, Shared},
     session::SessionKey,
 };
 
