@@ -53,6 +53,7 @@ mod examine;
 mod fault;
 mod hosts;
 mod listen;
+mod naming;
 mod row;
 mod schema;
 mod statement;
@@ -121,7 +122,7 @@ impl LeaseStore for PostgresStore {
     }
 
     fn schema(&self) -> String {
-        schema::script()
+        schema::script(&self.target.naming)
     }
 
     fn location(&self) -> &str {

@@ -84,7 +84,7 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> b
         }
         Ok(false) => StoreError::PermissionDenied {
             location: visit.location().to_owned(),
-            detail: format!("something is not granted; {}", fault::GRANTS),
+            detail: format!("something is not granted; {}", fault::grants(&visit.server.naming)),
         },
         Err(error) => error,
     };
@@ -228,10 +228,10 @@ impl<'a> Visit<'a> {
     /// As [`schema::newest`].
     async fn newest_schema(&mut self) -> Result<Option<(i32, i32)>, StoreError> {
         let mut connection = self.take_connection().await?;
-        let newest = timeout(self.patience, schema::newest(&mut connection)).await;
+        let newest = timeout(self.patience, schema::newest(&mut connection, &self.server.naming)).await;
         let newest = newest.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
         self.connection = Some(connection);
-        newest.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS))
+        newest.map_err(|error| fault::on_use(error, self.location(), &self.server.naming))
     }
 
     fn location(&self) -> &'a str {
@@ -240,10 +240,11 @@ impl<'a> Visit<'a> {
 
     /// The one row that a statement answers.
     async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
+        let sql = self.server.naming.sql(sql);
         let mut connection = self.take_connection().await?;
         let answer = timeout(self.patience, connection.fetch_one(sqlx::raw_sql(sql))).await;
         let answer = answer.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
-        let answer = answer.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS));
+        let answer = answer.map_err(|error| fault::on_use(error, self.location(), &self.server.naming));
         if !answer.as_ref().is_err_and(StoreError::is_uncertain) {
             self.connection = Some(connection);
         }
