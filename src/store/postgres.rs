@@ -60,6 +60,7 @@ mod statement;
 mod stop;
 mod target;
 mod verbs;
+mod wording;
 
 /// Leases in PostgreSQL, in schema `tenure` of the database that a URL names.
 ///

@@ -20,6 +20,11 @@ pub(super) fn is_retried(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("40001" | "40P01"))
 }
 
+/// The server's own time-out has ended the statement.
+pub(super) fn is_timeout(error: &Error) -> bool {
+    code(error).as_deref() == Some("57014")
+}
+
 pub(super) fn on_connect(error: Error, server: &Server) -> StoreError {
     let location = server.location.to_string();
     let detail = describe(&error);
@@ -76,6 +81,12 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
         ("26000" | "42P05", _) => StoreError::Rejected {
             location,
             detail: format!("{detail}; behind PgBouncer, add pgbouncer=true to the URL's parameters"),
+        },
+        ("22P05" | "22021", _) => StoreError::Unstorable {
+            location,
+            detail: format!(
+                "{detail}; use characters that the database's encoding has, or a database with ENCODING 'UTF8'"
+            ),
         },
         ("25006", _) => StoreError::Unavailable {
             location,
