@@ -54,9 +54,25 @@ impl Channel {
         let naming = server.naming.clone();
         let mut channel =
             Self { listener: Some(listener), pool, location, naming, runtime: Handle::current() };
-        channel.check().await?;
+        channel.settle().await?;
         channel.begin(node).await?;
         Ok(channel)
+    }
+
+    /// As a connection that works with leases: this one lives as long, and is at rest for longer.
+    async fn settle(&mut self) -> Result<(), StoreError> {
+        let probe = sqlx::query(self.naming.sql(include_str!("probe.sql"))).bind(true).persistent(false);
+        let answer = probe.fetch_one(&mut *self.listener()?).await;
+        let answer = answer.and_then(|row| row.try_get("read_only"));
+        self.takes_writes(answer)
+    }
+
+    /// Whoever asks a run to stop does so where writes are taken.
+    fn takes_writes(&self, read_only: Result<bool, sqlx::Error>) -> Result<(), StoreError> {
+        match read_only.map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
+            true => Err(fault::read_only(&self.location)),
+            false => Ok(()),
+        }
     }
 
     /// First the channel, then the lock by which whoever asks a run to stop knows that somebody listens.
@@ -95,12 +111,7 @@ impl Listener for Channel {
     fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let answer = self.listener()?.fetch_one(sqlx::raw_sql(connect::READ_ONLY)).await;
-            let answer = answer.and_then(|row| row.try_get(0));
-            match answer.map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
-                // Whoever asks a run to stop does so where writes are taken.
-                true => Err(fault::read_only(&self.location)),
-                false => Ok(()),
-            }
+            self.takes_writes(answer.and_then(|row| row.try_get(0)))
         })
     }
 

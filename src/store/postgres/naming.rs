@@ -87,9 +87,12 @@ fn check(name: &str) -> Result<(), StoreError> {
     if name.starts_with("pg_") || name == "information_schema" {
         return Err(refused(format!("schema={:?} is PostgreSQL's own; name another one", told())));
     }
-    if !name.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-')) {
+    // Two hyphens begin a comment, to whoever removes comments without reading the quotes.
+    if name.contains("--")
+        || !name.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-'))
+    {
         return Err(refused(format!(
-            "schema={:?} is no name that tenure takes; use a schema of letters from A to Z, digits, '_' and '-'",
+            "schema={:?} is no name that tenure takes; use a schema of letters from A to Z, digits, '_' and single '-'",
             told()
         )));
     }
@@ -139,6 +142,7 @@ mod tests {
             "a'b",
             "a.b",
             "a$b",
+            "a--b",
             "a\\b",
             "日本",
             "a\n",

@@ -135,13 +135,15 @@ impl Server {
         if self.pooled {
             return options;
         }
-        options.options([
-            ("statement_timeout", server_millis(bounds.statement)),
-            ("lock_timeout", server_millis(bounds.lock)),
-            // Only a migration has a transaction of more than one statement.
-            ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
-            ("default_transaction_isolation", "read committed".to_owned()),
-        ])
+        options
+            .options([
+                ("statement_timeout", server_millis(bounds.statement)),
+                ("lock_timeout", server_millis(bounds.lock)),
+                // Only a migration has a transaction of more than one statement.
+                ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
+                ("default_transaction_isolation", "read committed".to_owned()),
+            ])
+            .options(SETTINGS.iter().copied())
     }
 
     /// Without any setting of ours.
@@ -156,6 +158,28 @@ impl Server {
         }
     }
 }
+
+/// Besides what bounds a statement. A plan, and with it how long a statement takes, must not depend on what a role or a
+/// database has set for other work; these are the server's own defaults, but that nothing is compiled (`jit`), which
+/// takes longer than a short lease lasts, and that no statement waits for worker processes.
+pub(super) const SETTINGS: &[(&str, &str)] = &[
+    ("jit", "off"),
+    ("max_parallel_workers_per_gather", "0"),
+    ("plan_cache_mode", "auto"),
+    ("enable_nestloop", "on"),
+    ("enable_hashjoin", "on"),
+    ("enable_mergejoin", "on"),
+    ("enable_indexscan", "on"),
+    ("enable_indexonlyscan", "on"),
+    ("enable_bitmapscan", "on"),
+    ("enable_sort", "on"),
+    ("enable_hashagg", "on"),
+    ("enable_material", "on"),
+    ("seq_page_cost", "1"),
+    ("random_page_cost", "4"),
+    // A statement that the server rejects must not end the session of its neighbours.
+    ("exit_on_error", "off"),
+];
 
 /// Refuses what other libraries would take for something else, above all a password whose special characters
 /// are not percent-encoded: a part of it would pass for a port, a path or a parameter, and be shown.

@@ -178,7 +178,7 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
         bound(lock),
         bound(idle_session)
     );
-    let (timing, own) = (default_timing(), "; tenure's own sessions set the first two for themselves");
+    let (timing, own) = (default_timing(), "; tenure's own sessions set theirs");
     if pooled && (statement == 0 || lock == 0) {
         return Finding::warning(
             "timeouts",
@@ -198,7 +198,7 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
             "the server gives up on statements sooner than tenure would: raise statement_timeout to ttl/10",
         );
     }
-    if (1..LEAST_IDLE.as_millis() as i64).contains(&idle_session) {
+    if pooled && (1..LEAST_IDLE.as_millis() as i64).contains(&idle_session) {
         return Finding::warning(
             "timeouts",
             found,
