@@ -85,6 +85,21 @@ async fn a_role_needs_no_more_than_one_schema_and_its_search_path_matters_nowher
     }
 }
 
+/// A schema may be the host's own, with tables of the same names.
+#[tokio::test]
+async fn a_table_of_the_hosts_is_not_taken_for_ours() {
+    let database = Server::shared().database().await;
+    let mut admin = database.admin().await;
+    let hosts = "CREATE SCHEMA host AUTHORIZATION app; CREATE TABLE host.migration (version text, run_on date); \
+                 ALTER TABLE host.migration OWNER TO app";
+    admin.execute(hosts).await.expect("it creates");
+    let refused = tenure::migrate(&format!("{}?schema=host", database.url())).await.expect_err("it is taken");
+    assert!(matches!(refused, StoreError::Url { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("name a schema of tenure's own"), "{refused}");
+    let tables = "SELECT count(*) FROM pg_class WHERE relnamespace = 'host'::regnamespace AND relkind = 'r'";
+    assert_eq!(number(&mut admin, tables).await, 1, "nothing was left behind");
+}
+
 /// For people who apply such things by hand.
 #[tokio::test]
 async fn the_printed_schema_is_that_of_the_name() {
@@ -253,6 +268,13 @@ async fn what_is_set_for_a_role_costs_no_lease() {
         "default_transaction_isolation = 'serializable'",
     ];
     role(&database, "tuned", &hostile).await;
+    let mut admin = database.admin().await;
+    // From PostgreSQL 17 on.
+    let later = "SELECT count(*) FROM pg_settings WHERE name = 'transaction_timeout'";
+    let has_later = number(&mut admin, later).await > 0;
+    if has_later {
+        admin.execute("ALTER ROLE tuned SET transaction_timeout = '2s'").await.expect("it sets");
+    }
     database
         .admin()
         .await
@@ -283,6 +305,7 @@ async fn what_is_set_for_a_role_costs_no_lease() {
     for (name, value) in ours {
         assert!(settings.contains(&format!("{name}={value};")), "{name}: {settings}");
     }
+    assert!(!has_later || settings.contains("transaction_timeout=0;"), "{settings}");
     // The examination needs its time, too, and tells what the role has.
     let diagnosis = examined(&url).await;
     let (_, found) = finding(&diagnosis, "timeouts");

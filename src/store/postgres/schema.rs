@@ -66,7 +66,11 @@ pub(super) async fn migrate(session: &mut Session) -> Result<Migrated, StoreErro
     let naming = session.naming().clone();
     let may_create = naming.text(MAY_CREATE);
     let denied = |error| fault::on_statement(error, &location, &may_create);
-    let found = newest(session.connection(), &naming).await.map_err(denied)?;
+    let found = newest(session.connection(), &naming).await;
+    let found = found.map_err(|error| match denied(error) {
+        StoreError::SchemaMissing { detail, .. } => StoreError::Url { detail: taken(&naming, &detail) },
+        other => other,
+    })?;
     if let Some(current) = current(found, &location)? {
         return Ok(current);
     }
@@ -92,6 +96,15 @@ pub(super) fn script(naming: &Naming) -> String {
         script.push_str(&format!("\n{}\n{};\n", naming.text(step.sql), record(step, naming)));
     }
     format!("BEGIN;\n{};\n{script}COMMIT;\n", lock(naming))
+}
+
+/// There is a table where our record would be.
+fn taken(naming: &Naming, detail: &str) -> String {
+    let name = naming.name();
+    format!(
+        "the schema \"{name}\" has a table \"migration\" that is not tenure's ({detail}); name a schema of tenure's own \
+         with the URL's parameter schema=, or rename that table"
+    )
 }
 
 /// `Some` when there is nothing to do.
