@@ -45,6 +45,9 @@
 //! later is never hit. The first request is kept. Where the holder [listens](LeaseStore::listen), it is sent a hint
 //! in the same commit; its next renewal carries the request all the same.
 //!
+//! It may also carry a new phase. A database that rejects the statement, which may be for the phase, is asked to renew
+//! without it: what is for people costs no lease (invariant I12).
+//!
 //! **release** deletes the row of this run. No such row is an outcome, not an error.
 //!
 //! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call, and checks
@@ -408,6 +411,16 @@ pub enum StoreError {
         /// What the server said.
         detail: String,
     },
+    /// The database's encoding lacks a character of a session's key (or of an account to list). Certainly nothing
+    /// happened, and no such session can be held there. Texts for people never lead to this: they are stored with what
+    /// is lacking escaped, as `\u{65e5}`.
+    #[error("the database {location} cannot store this name: {detail}")]
+    Unstorable {
+        /// Which database.
+        location: String,
+        /// What the server said, and the remedy.
+        detail: String,
+    },
     /// The schema is not there, or is older than this release needs.
     #[error(
         "the database {location} has no usable tenure schema ({detail}); apply it with `tenure migrate` or \
@@ -448,6 +461,13 @@ pub enum StoreError {
         /// What is wrong with it, and the remedy.
         detail: String,
     },
+}
+
+/// The same renewals without what they tell people; `None` if they tell nothing.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn untold(items: &[Renew]) -> Option<Vec<Renew>> {
+    let untold = |item: &Renew| Renew { phase: None, ..item.clone() };
+    items.iter().any(|item| item.phase.is_some()).then(|| items.iter().map(untold).collect())
 }
 
 impl StoreError {

@@ -16,12 +16,12 @@ mod postgres {
     conformance!(PostgresBackend::start(Server::shared(), ""));
 }
 
-/// As behind PgBouncer: the same statements, with their values in the text.
+/// As behind PgBouncer: the same statements, with their values in the text; in a schema of another name.
 #[cfg(feature = "postgres")]
 mod postgres_in_text {
     use super::support::{postgres::Server, postgres_backend::PostgresBackend};
 
-    conformance!(PostgresBackend::start(Server::shared(), "?pgbouncer=true"));
+    conformance!(PostgresBackend::start(Server::shared(), "?pgbouncer=true&schema=Staging-2"));
 }
 
 #[cfg(feature = "sqlite")]

@@ -23,11 +23,25 @@
 //! In transaction mode the next message may reach another server session. The URL parameter `pgbouncer=true` makes
 //! each statement one message, and does without settings of the session: the isolation level must then be the
 //! default one, `synchronous_commit` must not be off, and the server bounds statements and locks only if the role
-//! says so (`ALTER ROLE … SET statement_timeout = …, SET lock_timeout = …`).
+//! says so (`ALTER ROLE … SET statement_timeout = …`, and the same for `lock_timeout`). `jit` and what else decides how
+//! long a statement takes is then the role's, too; `docs/operating.md` has all lines.
+//!
+//! # The schema's name
+//!
+//! The URL parameter `schema=name` puts everything into a schema of another name than `tenure`: 1 to 63 letters of
+//! ASCII, which keep their case, digits, `_` and single `-`. What is in two schemas has nothing to do with each other.
+//! Every statement names the schema, and PostgreSQL's own functions come first in our sessions: `search_path` matters
+//! nowhere.
+//!
+//! # Encodings
+//!
+//! A database whose encoding is not UTF8 lacks characters. Texts for people are stored with those escaped, as
+//! `\u{65e5}`, and cut where they become too long. A key that cannot be stored is [`StoreError::Unstorable`] to an acquire;
+//! to whoever looks, and to a request to stop, its session is idle.
 //!
 //! # Rights
 //!
-//! To migrate, a role needs CREATE on the database, or to own an empty schema `tenure`. To use it: USAGE on the
+//! To migrate, a role needs CREATE on the database, or to own the schema. To use it: USAGE on the
 //! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
 //! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`, which everybody has
 //! unless it was revoked.
@@ -53,20 +67,22 @@ mod examine;
 mod fault;
 mod hosts;
 mod listen;
+mod naming;
 mod row;
 mod schema;
 mod statement;
 mod stop;
 mod target;
 mod verbs;
+mod wording;
 
-/// Leases in PostgreSQL, in schema `tenure` of the database that a URL names.
+/// Leases in PostgreSQL (14 to 18), in schema `tenure` of the database that a URL names.
 ///
 /// The URL is `postgres://user:password@host:port/database`, or `postgres:///database?host=/run/postgresql` for a
 /// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. PGHOST and PGPORT may be lists;
 /// PGHOSTADDR and the parameter `hostaddr` name one server only. Besides the parameters
 /// that sqlx knows (`sslmode`, `sslrootcert`, `application_name`, `options`, …) there is `pgbouncer=true`, for a
-/// PgBouncer in transaction mode. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that takes writes
+/// PgBouncer in transaction mode, and `schema=name`, for a schema of another name. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that takes writes
 /// is used.
 #[derive(Clone)]
 pub struct PostgresStore {
@@ -121,7 +137,7 @@ impl LeaseStore for PostgresStore {
     }
 
     fn schema(&self) -> String {
-        schema::script()
+        schema::script(&self.target.naming)
     }
 
     fn location(&self) -> &str {

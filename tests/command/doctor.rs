@@ -155,7 +155,9 @@ mod on_a_server {
         assert_eq!(seen.code, 0);
         seen.assert("updates", "warn", "by_expiry");
         seen.assert("table", "warn", "SET LOGGED");
-        seen.assert("timeouts", "warn", "idle_session_timeout = 0");
+        seen.assert("timeouts", "ok", "idle_session_timeout 5000 ms; tenure's own sessions set theirs");
+        let pooled = Seen::of(&Scene::new(), &format!("{}?pgbouncer=true", backend.url()));
+        pooled.assert("timeouts", "warn", "SET statement_timeout");
     }
 
     #[tokio::test]

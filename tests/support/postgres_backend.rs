@@ -17,6 +17,7 @@ use super::{
 pub struct PostgresBackend {
     database: Database,
     store: SharedStore,
+    parameters: String,
 }
 
 impl PostgresBackend {
@@ -29,7 +30,7 @@ impl PostgresBackend {
     pub async fn on(database: Database, parameters: &str) -> Self {
         let store = PostgresStore::new(&format!("{}{parameters}", database.url())).expect("the URL is good");
         store.migrate().await.expect("its owner may migrate");
-        Self { database, store: Arc::new(store) }
+        Self { database, store: Arc::new(store), parameters: parameters.to_owned() }
     }
 
     /// The database.
@@ -42,13 +43,23 @@ impl PostgresBackend {
         self.database.admin().await
     }
 
-    /// Statements of a superuser.
+    /// Statements of a superuser, written for the schema `tenure`.
     pub async fn execute(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.admin().await).await.expect("the superuser may");
+        sqlx::raw_sql(AssertSqlSafe(self.for_schema(sql)))
+            .execute(&mut self.admin().await)
+            .await
+            .expect("the superuser may");
+    }
+
+    /// The same for the schema that the parameters name.
+    fn for_schema(&self, sql: &str) -> String {
+        let named = self.parameters.split(['?', '&']).find_map(|parameter| parameter.strip_prefix("schema="));
+        sql.replace("tenure.", &format!("\"{}\".", named.unwrap_or("tenure")))
     }
 
     async fn write(&self, sql: &'static str, key: &SessionKey, first: &str, second: &str) {
-        let query = sqlx::query(sql).bind(key.account()).bind(key.session()).bind(first).bind(second);
+        let query = sqlx::query(AssertSqlSafe(self.for_schema(sql)));
+        let query = query.bind(key.account()).bind(key.session()).bind(first).bind(second);
         let written = query.execute(&mut self.admin().await).await.expect("the superuser may write");
         assert_eq!(written.rows_affected(), 1, "{key} has no row");
     }
@@ -56,7 +67,7 @@ impl PostgresBackend {
 
 impl Reachable for PostgresBackend {
     fn url(&self) -> String {
-        self.database.url()
+        format!("{}{}", self.database.url(), self.parameters)
     }
 }
 
@@ -68,7 +79,7 @@ impl Backend for PostgresBackend {
     async fn image(&self, key: &SessionKey) -> Option<String> {
         let sql = "SELECT concat_ws('|', ctid, xmin, xmax, l::text) FROM tenure.session_lease l \
                    WHERE account_id = $1 AND session_id = $2";
-        let query = sqlx::query(sql).bind(key.account()).bind(key.session());
+        let query = sqlx::query(AssertSqlSafe(self.for_schema(sql))).bind(key.account()).bind(key.session());
         let row = query.fetch_optional(&mut self.admin().await).await.expect("the superuser may read");
         row.map(|row| row.get(0))
     }

@@ -44,6 +44,7 @@ impl From<StoreError> for Failure {
             StoreError::Url { .. } | StoreError::SchemaMissing { .. } | StoreError::SchemaTooNew { .. } => {
                 CONFIGURATION
             }
+            StoreError::Unstorable { .. } => USAGE,
             _ => UNAVAILABLE,
         };
         Self::new(code, error)

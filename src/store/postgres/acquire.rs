@@ -6,6 +6,7 @@ use super::{
     fault, row,
     statement::{Session, Statement, Value},
     verbs::{millis, read_rows},
+    wording::Worded as _,
 };
 use crate::store::{Acquire, AcquireOutcome, StoreError};
 
@@ -81,19 +82,12 @@ fn judge(session: &Session, item: &Acquire, row: &PgRow) -> Result<Option<Acquir
 }
 
 async fn grant_or_refuse(session: &mut Session, items: &[&Acquire]) -> Result<Vec<Answer>, StoreError> {
-    let statement = Statement::new(
-        include_str!("acquire.sql"),
-        vec![
-            Value::Texts(items.iter().map(|item| item.key.account()).collect()),
-            Value::Texts(items.iter().map(|item| item.key.session()).collect()),
-            Value::Uuids(items.iter().map(|item| item.run_id.as_uuid()).collect()),
-            Value::Uuids(items.iter().map(|item| item.node.as_uuid()).collect()),
-            Value::Texts(items.iter().map(|item| item.label.as_str()).collect()),
-            Value::Texts(items.iter().map(|item| item.phase.as_str()).collect()),
-            Value::Numbers(items.iter().map(|item| millis(item.ttl)).collect()),
-        ],
-    );
-    let rows = session.fetch(&statement).await?;
+    let mut rows = session.fetch(&statement(items)).await;
+    if let Err(StoreError::Unstorable { .. }) = rows {
+        let in_ascii: Vec<_> = items.iter().map(|item| item.in_ascii()).collect();
+        rows = session.fetch(&statement(&in_ascii.iter().collect::<Vec<_>>())).await;
+    }
+    let rows = rows?;
     let mut answers: Vec<Answer> = items.iter().map(|_| Answer::LostRace).collect();
     for row in &rows {
         let answer = match session.read::<&str>(row, "verdict")? {
@@ -105,4 +99,19 @@ async fn grant_or_refuse(session: &mut Session, items: &[&Acquire]) -> Result<Ve
         answers[row::item(session, row, items.len())?] = answer;
     }
     Ok(answers)
+}
+
+fn statement<'a>(items: &[&'a Acquire]) -> Statement<'a> {
+    Statement::new(
+        include_str!("acquire.sql"),
+        vec![
+            Value::Texts(items.iter().map(|item| item.key.account()).collect()),
+            Value::Texts(items.iter().map(|item| item.key.session()).collect()),
+            Value::Uuids(items.iter().map(|item| item.run_id.as_uuid()).collect()),
+            Value::Uuids(items.iter().map(|item| item.node.as_uuid()).collect()),
+            Value::Texts(items.iter().map(|item| item.label.as_str()).collect()),
+            Value::Texts(items.iter().map(|item| item.phase.as_str()).collect()),
+            Value::Numbers(items.iter().map(|item| millis(item.ttl)).collect()),
+        ],
+    )
 }

@@ -1,13 +1,13 @@
 //! Looking at PostgreSQL servers: what `tenure doctor` shows.
 //!
-//! The sessions here set nothing for themselves: what they see is what holds for the role and the database. All
+//! The sessions here set nothing that they are to look at: what they see is what holds for the role and the database. All
 //! statements are sent as text, so that it does not matter whether there is a PgBouncer in between.
 
 use std::{future::Future, time::Duration};
 
 use futures::future::OptionFuture;
 use sqlx::{
-    ConnectOptions as _, Decode, Executor as _, PgConnection, Postgres, Row as _, Type,
+    AssertSqlSafe, ConnectOptions as _, Decode, Executor as _, PgConnection, Postgres, Row as _, Type,
     postgres::{PgConnectOptions, PgRow},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -84,7 +84,7 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> b
         }
         Ok(false) => StoreError::PermissionDenied {
             location: visit.location().to_owned(),
-            detail: format!("something is not granted; {}", fault::GRANTS),
+            detail: format!("something is not granted; {}", fault::grants(&visit.server.naming)),
         },
         Err(error) => error,
     };
@@ -129,6 +129,8 @@ const ENOUGH_FOR_AN_OFFSET: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_micros(1);
 const LEAST_SAMPLES: usize = 10;
 const COMMITS: usize = 10;
+/// To set a time-out under another of 1 ms, on a busy server.
+const ATTEMPTS: u32 = 50;
 
 /// A message in the write-ahead log: a commit with a flush, and with whatever a commit waits for besides, that touches
 /// no table. Where tenure's own sessions would turn synchronous_commit on, this does.
@@ -171,7 +173,7 @@ async fn examine_table(visit: &mut Visit<'_>) -> Result<Vec<Finding>, StoreError
 /// that was sent at connection is there, unless somebody has dropped it.
 async fn examine_pooler(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
     const SESSION: &str = "SELECT pg_backend_pid() AS pid, \
-        (SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout";
+        (SELECT reset_val::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout";
     const ODD: Duration = Duration::from_millis(59_321);
     let bounds = Bounds { statement: ODD, lock: ODD };
     let mut second = Visit::of(visit.server, visit.server.options(bounds), visit.patience);
@@ -222,16 +224,42 @@ impl<'a> Visit<'a> {
         }
         let connection = timeout(self.patience, self.options.connect()).await;
         let connection = connection.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
-        connection.map_err(|error| fault::on_connect(error, self.server))
+        let mut connection = connection.map_err(|error| fault::on_connect(error, self.server))?;
+        if !self.server.pooled {
+            self.take_time(&mut connection).await?;
+        }
+        Ok(connection)
+    }
+
+    /// What a role's time-out cuts off could not be looked at; nor could what takes as long as it is compiled. tenure's
+    /// other sessions send such settings at connection, where they would hide the role's.
+    async fn take_time(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
+        let location = self.location();
+        let millis = self.patience.as_millis().clamp(1, i32::MAX as u128);
+        for attempt in 1.. {
+            // The first is under the role's time-out itself.
+            let set = format!(
+                "SET statement_timeout = {millis}; SET jit = off; \
+                 SELECT set_config(name, '0', false) FROM (VALUES ('idle_session_timeout')) AS later (name) \
+                 WHERE current_setting(name, true) IS NOT NULL"
+            );
+            let set = timeout(self.patience, connection.execute(sqlx::raw_sql(AssertSqlSafe(set)))).await;
+            match set.map_err(|_elapsed| StoreError::silent(location, self.patience))? {
+                Err(error) if attempt < ATTEMPTS && fault::is_timeout(&error) => {}
+                Err(error) => return Err(fault::on_use(error, location, &self.server.naming)),
+                Ok(_) => break,
+            }
+        }
+        Ok(())
     }
 
     /// As [`schema::newest`].
     async fn newest_schema(&mut self) -> Result<Option<(i32, i32)>, StoreError> {
         let mut connection = self.take_connection().await?;
-        let newest = timeout(self.patience, schema::newest(&mut connection)).await;
+        let newest = timeout(self.patience, schema::newest(&mut connection, &self.server.naming)).await;
         let newest = newest.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
         self.connection = Some(connection);
-        newest.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS))
+        newest.map_err(|error| fault::on_use(error, self.location(), &self.server.naming))
     }
 
     fn location(&self) -> &'a str {
@@ -240,10 +268,11 @@ impl<'a> Visit<'a> {
 
     /// The one row that a statement answers.
     async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
+        let sql = self.server.naming.sql(sql);
         let mut connection = self.take_connection().await?;
         let answer = timeout(self.patience, connection.fetch_one(sqlx::raw_sql(sql))).await;
         let answer = answer.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
-        let answer = answer.map_err(|error| fault::on_statement(error, self.location(), fault::GRANTS));
+        let answer = answer.map_err(|error| fault::on_use(error, self.location(), &self.server.naming));
         if !answer.as_ref().is_err_and(StoreError::is_uncertain) {
             self.connection = Some(connection);
         }

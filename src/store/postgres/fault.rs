@@ -7,17 +7,22 @@ use std::error::Error as _;
 
 use sqlx::Error;
 
-use super::target::Server;
+use super::{naming::Naming, target::Server};
 use crate::store::StoreError;
 
-/// What it takes to use the schema.
-pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
+/// What it takes to use the schema, in the words for the default one.
+const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
     GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.session_lease; GRANT USAGE, UPDATE ON SEQUENCE \
     tenure.fence_floor; GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint)";
 
 /// Serialization failure and deadlock: the same statement, sent again, may well succeed.
 pub(super) fn is_retried(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("40001" | "40P01"))
+}
+
+/// The server's own time-out has ended the statement.
+pub(super) fn is_timeout(error: &Error) -> bool {
+    code(error).as_deref() == Some("57014")
 }
 
 pub(super) fn on_connect(error: Error, server: &Server) -> StoreError {
@@ -43,10 +48,20 @@ pub(super) fn on_connect(error: Error, server: &Server) -> StoreError {
                 "{location} is a PgBouncer ({detail}); add pgbouncer=true to the URL's parameters"
             ),
         },
-        Some(_) => on_statement(error, &server.location, GRANTS),
+        Some(_) => on_use(error, &server.location, &server.naming),
         None if matches!(error, Error::Configuration(_)) => StoreError::Url { detail },
         None => StoreError::Unavailable { location, detail },
     }
+}
+
+/// As the role needs it.
+pub(super) fn grants(naming: &Naming) -> String {
+    naming.text(GRANTS).into_owned()
+}
+
+/// Of a statement that uses the schema.
+pub(super) fn on_use(error: Error, location: &str, naming: &Naming) -> StoreError {
+    on_statement(error, location, &grants(naming))
 }
 
 /// With the remedy for want of a permission.
@@ -66,6 +81,12 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
         ("26000" | "42P05", _) => StoreError::Rejected {
             location,
             detail: format!("{detail}; behind PgBouncer, add pgbouncer=true to the URL's parameters"),
+        },
+        ("22P05" | "22021", _) => StoreError::Unstorable {
+            location,
+            detail: format!(
+                "{detail}; use characters that the database's encoding has, or a database with ENCODING 'UTF8'"
+            ),
         },
         ("25006", _) => StoreError::Unavailable {
             location,

@@ -1,5 +1,7 @@
 //! Hints over LISTEN and NOTIFY, on a connection that does nothing else.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use sqlx::{
     Executor as _, Postgres, Row as _,
@@ -10,6 +12,7 @@ use tokio::runtime::Handle;
 
 use super::{
     connect, fault,
+    naming::Naming,
     target::{Server, Target},
 };
 use crate::{
@@ -32,6 +35,7 @@ struct Channel {
     listener: Option<PgListener>,
     pool: Pool<Postgres>,
     location: String,
+    naming: Arc<Naming>,
     runtime: Handle,
 }
 
@@ -47,16 +51,34 @@ impl Channel {
         let opened = PgListener::connect_with(&pool).await;
         let listener = opened.map_err(|error| fault::on_connect(error, server))?;
         let location = server.location.to_string();
-        let mut channel = Self { listener: Some(listener), pool, location, runtime: Handle::current() };
-        channel.check().await?;
+        let naming = server.naming.clone();
+        let mut channel =
+            Self { listener: Some(listener), pool, location, naming, runtime: Handle::current() };
+        channel.settle().await?;
         channel.begin(node).await?;
         Ok(channel)
     }
 
+    /// As a connection that works with leases: this one lives as long, and is at rest for longer.
+    async fn settle(&mut self) -> Result<(), StoreError> {
+        let probe = sqlx::query(self.naming.sql(include_str!("probe.sql"))).bind(true).persistent(false);
+        let answer = probe.fetch_one(&mut *self.listener()?).await;
+        let answer = answer.and_then(|row| row.try_get("read_only"));
+        self.takes_writes(answer)
+    }
+
+    /// Whoever asks a run to stop does so where writes are taken.
+    fn takes_writes(&self, read_only: Result<bool, sqlx::Error>) -> Result<(), StoreError> {
+        match read_only.map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
+            true => Err(fault::read_only(&self.location)),
+            false => Ok(()),
+        }
+    }
+
     /// First the channel, then the lock by which whoever asks a run to stop knows that somebody listens.
     async fn begin(&mut self, node: NodeId) -> Result<(), StoreError> {
-        let location = self.location.clone();
-        let failed = |error| fault::on_statement(error, &location, fault::GRANTS);
+        let (location, naming) = (self.location.clone(), self.naming.clone());
+        let failed = |error| fault::on_use(error, &location, &naming);
         let listener = self.listener()?;
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
@@ -81,7 +103,7 @@ impl Listener for Channel {
                     Ok(Some(heard.payload().parse::<RunId>().map_or(Hint::Changed, Hint::Stop)))
                 }
                 Ok(None) => Err(lost(&self.location)),
-                Err(error) => Err(fault::on_statement(error, &self.location, fault::GRANTS)),
+                Err(error) => Err(fault::on_use(error, &self.location, &self.naming)),
             }
         })
     }
@@ -89,12 +111,7 @@ impl Listener for Channel {
     fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let answer = self.listener()?.fetch_one(sqlx::raw_sql(connect::READ_ONLY)).await;
-            let answer = answer.and_then(|row| row.try_get(0));
-            match answer.map_err(|error| fault::on_statement(error, &self.location, fault::GRANTS))? {
-                // Whoever asks a run to stop does so where writes are taken.
-                true => Err(fault::read_only(&self.location)),
-                false => Ok(()),
-            }
+            self.takes_writes(answer.and_then(|row| row.try_get(0)))
         })
     }
 

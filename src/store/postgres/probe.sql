@@ -1,11 +1,31 @@
--- $1 boolean: whether this session keeps its settings from one statement to the next.
--- synchronous_commit = off may forget a lease that was granted; stronger settings are left as they are.
+-- $1 boolean: whether this session keeps its settings from one statement to the next. Then it gets those that cannot be
+-- sent at connection: they depend on what is set already, or not every server has them.
+-- - synchronous_commit = off may forget a lease that was granted; stronger settings are left as they are.
+-- - What is PostgreSQL's is found first, whatever search_path says. The rest of the path stays, for triggers of the host.
+-- - The session lives as long as its runs, and may be at rest for long.
 SELECT
-    pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only,
+    pg_catalog.pg_is_in_recovery() OR pg_catalog.current_setting('transaction_read_only')::boolean AS read_only,
     CASE
-        WHEN $1::boolean AND current_setting('synchronous_commit') = 'off'
-            THEN set_config('synchronous_commit', 'on', false)
+        WHEN $1::boolean AND pg_catalog.current_setting('synchronous_commit') = 'off'
+            THEN pg_catalog.set_config('synchronous_commit', 'on', false)
     END AS synchronous_commit,
+    CASE
+        WHEN $1::boolean AND NOT pg_catalog.starts_with(pg_catalog.current_setting('search_path'), 'pg_catalog')
+            THEN pg_catalog.set_config(
+                'search_path',
+                pg_catalog.concat_ws(', ', 'pg_catalog', nullif(pg_catalog.current_setting('search_path'), '')),
+                false
+            )
+    END AS search_path,
+    CASE
+        WHEN $1::boolean AND pg_catalog.current_setting('idle_session_timeout', true) <> '0'
+            THEN pg_catalog.set_config('idle_session_timeout', '0', false)
+    END AS idle_session_timeout,
+    -- From PostgreSQL 17 on.
+    CASE
+        WHEN $1::boolean AND pg_catalog.current_setting('transaction_timeout', true) <> '0'
+            THEN pg_catalog.set_config('transaction_timeout', '0', false)
+    END AS transaction_timeout,
     newest.version,
     newest.compatible_from
 FROM (SELECT) AS always_one_row

@@ -7,12 +7,14 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use sqlx::{
-    AssertSqlSafe, Connection, Decode, Executor as _, PgConnection, Postgres, Row, Type, postgres::PgRow,
+    AssertSqlSafe, Connection, Decode, Executor as _, PgConnection, Postgres, Row, SqlStr, Type,
+    postgres::PgRow,
 };
 use uuid::Uuid;
 
 use super::{
     fault,
+    naming::Naming,
     target::{Server, Turn},
 };
 use crate::store::StoreError;
@@ -51,8 +53,13 @@ impl<'a> Statement<'a> {
         Self { planned_anew: true, ..self }
     }
 
-    async fn send_bound(&self, connection: &mut PgConnection) -> Result<Vec<PgRow>, sqlx::Error> {
-        let mut query = sqlx::query(self.sql).persistent(!self.planned_anew);
+    /// `sql`: this statement's, for the schema in question.
+    async fn send_bound(
+        &self,
+        sql: SqlStr,
+        connection: &mut PgConnection,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut query = sqlx::query(sql).persistent(!self.planned_anew);
         for value in &self.values {
             query = match value {
                 Value::Flag(flag) => query.bind(flag),
@@ -67,15 +74,19 @@ impl<'a> Statement<'a> {
         query.fetch_all(connection).await
     }
 
-    async fn send_as_text(&self, connection: &mut PgConnection) -> Result<Vec<PgRow>, sqlx::Error> {
-        connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(self.to_text()))).await
+    async fn send_as_text(
+        &self,
+        sql: SqlStr,
+        connection: &mut PgConnection,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(self.to_text(sql.as_str())))).await
     }
 
     /// The statement with a literal for each `$n`; a `$` that no number follows stays. Without its comments: in one
     /// of them, a value with a line break would be read as SQL.
-    fn to_text(&self) -> String {
+    fn to_text(&self, sql: &str) -> String {
         let code: Vec<_> =
-            self.sql.lines().map(|line| line.split_once("--").map_or(line, |(code, _)| code)).collect();
+            sql.lines().map(|line| line.split_once("--").map_or(line, |(code, _)| code)).collect();
         let code = code.join("\n");
         let mut pieces = code.split('$');
         let mut text = pieces.next().unwrap_or_default().to_owned();
@@ -147,18 +158,23 @@ fn write_array<T: AsRef<str>>(text: &mut String, elements: impl Iterator<Item = 
 pub(super) struct Session {
     connection: PgConnection,
     location: Arc<str>,
+    naming: Arc<Naming>,
     pooled: bool,
     turn: Turn,
 }
 
 impl Session {
     pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
-        let turn = server.turn.clone();
-        Self { connection, location: server.location.clone(), pooled: server.pooled, turn }
+        let (naming, turn) = (server.naming.clone(), server.turn.clone());
+        Self { connection, location: server.location.clone(), naming, pooled: server.pooled, turn }
     }
 
     pub(super) fn location(&self) -> &str {
         &self.location
+    }
+
+    pub(super) fn naming(&self) -> &Arc<Naming> {
+        &self.naming
     }
 
     /// Whether the next statement may reach another server session.
@@ -179,14 +195,15 @@ impl Session {
         let mut attempt = 1;
         loop {
             let awaited = self.turn.awaited();
+            let sql = self.naming.sql(statement.sql);
             let sent = match self.pooled {
-                true => statement.send_as_text(&mut self.connection).await,
-                false => statement.send_bound(&mut self.connection).await,
+                true => statement.send_as_text(sql, &mut self.connection).await,
+                false => statement.send_bound(sql, &mut self.connection).await,
             };
             awaited.answered();
             match sent {
                 Err(error) if attempt < ATTEMPTS && fault::is_retried(&error) => attempt += 1,
-                Err(error) => return Err(fault::on_statement(error, &self.location, fault::GRANTS)),
+                Err(error) => return Err(fault::on_use(error, &self.location, &self.naming)),
                 Ok(rows) => return Ok(rows),
             }
         }
@@ -226,7 +243,7 @@ mod tests {
     use super::*;
 
     fn literal(value: Value<'_>) -> String {
-        Statement::new("$1::t", vec![value]).to_text()
+        Statement::new("$1::t", vec![value]).to_text("$1::t")
     }
 
     #[test]
@@ -244,12 +261,12 @@ mod tests {
     #[test]
     fn a_place_in_a_comment_is_none() {
         let statement = Statement::new("-- $1 is\nSELECT -- $1\n$1", vec![Value::Text(Some("a\nb -- c"))]);
-        assert_eq!(statement.to_text(), "\nSELECT \n E'a\nb -- c'");
+        assert_eq!(statement.to_text(statement.sql), "\nSELECT \n E'a\nb -- c'");
     }
 
     #[test]
     fn a_value_that_looks_like_a_place_for_one_stays_as_it_is() {
         let statement = Statement::new("$1 $2 $$ $3", vec![Value::Text(Some("$2")), Value::Text(Some("$1"))]);
-        assert_eq!(statement.to_text(), " E'$2'  E'$1' $$ $3");
+        assert_eq!(statement.to_text(statement.sql), " E'$2'  E'$1' $$ $3");
     }
 }

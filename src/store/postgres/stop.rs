@@ -1,10 +1,12 @@
 //! Asking a run to stop.
 
+use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::{
     row,
     statement::{Session, Statement, Value},
+    wording::Worded as _,
 };
 use crate::{
     session::{Reason, Requester, RunId},
@@ -12,6 +14,26 @@ use crate::{
 };
 
 pub(super) async fn request(session: &mut Session, item: &StopRun) -> Result<StopOutcome, StoreError> {
+    let mut rows = ask(session, item).await;
+    if let Err(StoreError::Unstorable { .. }) = rows {
+        rows = ask(session, &item.in_ascii()).await;
+    }
+    let rows = match rows {
+        // No session with such a key can be held.
+        Err(StoreError::Unstorable { .. }) => return Ok(StopOutcome::Idle),
+        answered => answered?,
+    };
+    let Some(row) = rows.first() else { return Ok(StopOutcome::Idle) };
+    let asked = |first| Ok(StopOutcome::Asked { holder: Box::new(row::holder(session, row)?), first });
+    match session.read::<&str>(row, "verdict")? {
+        "asked" => asked(true),
+        "asked before" => asked(false),
+        "expired" => Ok(StopOutcome::Idle),
+        _ => Ok(StopOutcome::Locked(RunId::from(session.read::<Uuid>(row, "chosen")?))),
+    }
+}
+
+async fn ask(session: &mut Session, item: &StopRun) -> Result<Vec<PgRow>, StoreError> {
     let run_id = item.run_id.map(|run_id| run_id.to_string());
     let statement = Statement::new(
         include_str!("stop.sql"),
@@ -23,13 +45,5 @@ pub(super) async fn request(session: &mut Session, item: &StopRun) -> Result<Sto
             Value::Text(item.reason.as_ref().map(Reason::as_str)),
         ],
     );
-    let rows = session.fetch(&statement).await?;
-    let Some(row) = rows.first() else { return Ok(StopOutcome::Idle) };
-    let asked = |first| Ok(StopOutcome::Asked { holder: Box::new(row::holder(session, row)?), first });
-    match session.read::<&str>(row, "verdict")? {
-        "asked" => asked(true),
-        "asked before" => asked(false),
-        "expired" => Ok(StopOutcome::Idle),
-        _ => Ok(StopOutcome::Locked(RunId::from(session.read::<Uuid>(row, "chosen")?))),
-    }
+    session.fetch(&statement).await
 }

@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use tracing::subscriber::NoSubscriber;
 use url::Url;
 
-use super::hosts;
+use super::{hosts, naming::Naming};
 use crate::{
     session::printable,
     store::{Bounds, StoreError},
@@ -26,6 +26,7 @@ pub(super) struct Target {
     first: Arc<AtomicUsize>,
     /// For people, without any secret: all servers and the database.
     pub(super) location: Arc<str>,
+    pub(super) naming: Arc<Naming>,
 }
 
 /// One server of a [`Target`].
@@ -38,6 +39,7 @@ pub(super) struct Server {
     /// For people, without any secret: the address and the database.
     pub(super) location: Arc<str>,
     pub(super) database: String,
+    pub(super) naming: Arc<Naming>,
     pub(super) turn: Turn,
 }
 
@@ -51,13 +53,17 @@ pub(super) struct Turn {
 
 impl Target {
     pub(super) fn parse(text: &str) -> Result<Self, StoreError> {
-        let (urls, first) = (hosts::split(text)?, Arc::new(AtomicUsize::new(0)));
+        let (mut urls, first) = (hosts::split(text)?, Arc::new(AtomicUsize::new(0)));
+        // One URL says it of all.
+        let schemas: Vec<_> = urls.iter_mut().map(|url| hosts::take(url, "schema")).collect();
+        let naming = Arc::new(Naming::parse(schemas.into_iter().next().flatten())?);
         let turn = |index| Turn { first: first.clone(), index, servers: urls.len() };
-        let servers = urls.iter().enumerate().map(|(index, url)| Server::parse(url.clone(), turn(index)));
+        let servers =
+            urls.iter().enumerate().map(|(index, url)| Server::parse(url.clone(), &naming, turn(index)));
         let servers = servers.collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<_> = servers.iter().map(|server| server.address.as_str()).collect();
-        let location = format!("{}/{}", addresses.join(","), servers[0].database).into();
-        Ok(Self { servers, first, location })
+        let location = location(&addresses.join(","), &servers[0].database, &naming);
+        Ok(Self { servers, first, location, naming })
     }
 
     /// As [`Server::pooled`], which one URL says of all.
@@ -109,7 +115,7 @@ impl Drop for Awaited {
 }
 
 impl Server {
-    fn parse(mut url: Url, turn: Turn) -> Result<Self, StoreError> {
+    fn parse(mut url: Url, naming: &Arc<Naming>, turn: Turn) -> Result<Self, StoreError> {
         check_shape(&url)?;
         let pooled = is_pooled(hosts::take(&mut url, "pgbouncer"))?;
         check_session_attrs(hosts::take(&mut url, "target_session_attrs"))?;
@@ -120,8 +126,8 @@ impl Server {
         let options = options.map_err(|error| refused(explain(&error)))?;
         let database = options.get_database().unwrap_or(options.get_username()).to_owned();
         let address = address(&options);
-        let location = format!("{address}/{database}").into();
-        Ok(Self { options, pooled, address, location, database, turn })
+        let location = location(&address, &database, naming);
+        Ok(Self { options, pooled, address, location, database, naming: naming.clone(), turn })
     }
 
     pub(super) fn options(&self, bounds: Bounds) -> PgConnectOptions {
@@ -129,13 +135,15 @@ impl Server {
         if self.pooled {
             return options;
         }
-        options.options([
-            ("statement_timeout", server_millis(bounds.statement)),
-            ("lock_timeout", server_millis(bounds.lock)),
-            // Only a migration has a transaction of more than one statement.
-            ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
-            ("default_transaction_isolation", "read committed".to_owned()),
-        ])
+        options
+            .options([
+                ("statement_timeout", server_millis(bounds.statement)),
+                ("lock_timeout", server_millis(bounds.lock)),
+                // Only a migration has a transaction of more than one statement.
+                ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
+                ("default_transaction_isolation", "read committed".to_owned()),
+            ])
+            .options(SETTINGS.iter().copied())
     }
 
     /// Without any setting of ours.
@@ -150,6 +158,28 @@ impl Server {
         }
     }
 }
+
+/// Besides what bounds a statement. A plan, and with it how long a statement takes, must not depend on what a role or a
+/// database has set for other work; these are the server's own defaults, but that nothing is compiled (`jit`), which
+/// takes longer than a short lease lasts, and that no statement waits for worker processes.
+pub(super) const SETTINGS: &[(&str, &str)] = &[
+    ("jit", "off"),
+    ("max_parallel_workers_per_gather", "0"),
+    ("plan_cache_mode", "auto"),
+    ("enable_nestloop", "on"),
+    ("enable_hashjoin", "on"),
+    ("enable_mergejoin", "on"),
+    ("enable_indexscan", "on"),
+    ("enable_indexonlyscan", "on"),
+    ("enable_bitmapscan", "on"),
+    ("enable_sort", "on"),
+    ("enable_hashagg", "on"),
+    ("enable_material", "on"),
+    ("seq_page_cost", "1"),
+    ("random_page_cost", "4"),
+    // A statement that the server rejects must not end the session of its neighbours.
+    ("exit_on_error", "off"),
+];
 
 /// Refuses what other libraries would take for something else, above all a password whose special characters
 /// are not percent-encoded: a part of it would pass for a port, a path or a parameter, and be shown.
@@ -199,7 +229,7 @@ fn check_parameters(url: &Url) -> Result<(), StoreError> {
     let is_known = |name: &str| PARAMETERS.contains(&name) || name.starts_with("options[");
     match url.query_pairs().find(|(name, _)| !is_known(name)) {
         Some((name, _)) => Err(refused(format!(
-            "the parameter {:?} is unknown; remove it, or use one of pgbouncer, target_session_attrs, {}",
+            "the parameter {:?} is unknown; remove it, or use one of pgbouncer, schema, target_session_attrs, {}",
             printable(&name),
             PARAMETERS.join(", ")
         ))),
@@ -235,6 +265,14 @@ fn check_session_attrs(parameter: Option<String>) -> Result<(), StoreError> {
             "target_session_attrs={:?} leads to no server that takes writes, as leases need; use read-write",
             printable(other)
         ))),
+    }
+}
+
+/// For people.
+fn location(address: &str, database: &str, naming: &Naming) -> Arc<str> {
+    match naming.is_default() {
+        true => format!("{address}/{database}").into(),
+        false => format!("{address}/{database}?schema={}", naming.name()).into(),
     }
 }
 
@@ -294,6 +332,8 @@ mod tests {
             ("postgres:///app?host=/run/a,h2&port=6000&user=me", "/run/a/.s.PGSQL.6000,h2:6000/app"),
             ("postgres://h1,h2/app?port=6000,6001&target_session_attrs=any", "h1:6000,h2:6001/app"),
             ("postgres://h1:6000,h2/?dbname=app&target_session_attrs=primary", "h1:6000,h2:5432/app"),
+            ("postgres://h1,h2/app?schema=Prod", "h1:5432,h2:5432/app?schema=Prod"),
+            ("postgres://h1/app?schema=tenure", "h1:5432/app"),
         ] {
             let store = crate::store::PostgresStore::new(url).unwrap();
             assert_eq!(*store.target.location, *location, "{url}");
@@ -313,6 +353,7 @@ mod tests {
             ("postgres://me:12#s3cret@db/app", "%23"),
             ("postgres://me:s3cret@db/app?pgbouncer=yes", "pgbouncer=true"),
             ("postgres://me:s3cret@db/app?sslmode=maybe", "maybe"),
+            ("postgres://me:s3cret@h1,h2/app?schema=a%20b", "letters from A to Z"),
             ("postgres://me@db/app?sslpassword=s3cret", "sslpassword"),
             ("postgres://me:s3cret@db/app?port=x", "postgres://user:password@host:port/database"),
             ("postgres://me:s3cret@h1,h2:x/app", "percent-encoded"),

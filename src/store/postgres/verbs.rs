@@ -5,18 +5,56 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 
 use super::{
-    row,
+    fault, row,
     statement::{Session, Statement, Value},
+    wording::Worded,
 };
 use crate::{
     session::{Holder, Phase, SessionKey},
-    store::{Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER, StoreError},
+    store::{Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER, StoreError, untold},
 };
 
 pub(super) async fn renew(session: &mut Session, items: &[Renew]) -> Result<Vec<RenewOutcome>, StoreError> {
     if items.is_empty() {
         return Ok(Vec::new());
     }
+    let renewed = extend(session, items).await;
+    match (&renewed, untold(items)) {
+        (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), Some(untold)) => {
+            // The leases first (invariant I12). Whose phase was to blame shows then, and it costs no other's.
+            let renewed = extend(session, &untold).await?;
+            tell(session, items).await.map_err(|error| fault::after_a_change(error, session.location()))?;
+            Ok(renewed)
+        }
+        _ => renewed,
+    }
+}
+
+/// Renews those again that have a phase to tell, as far as the database takes it.
+async fn tell(session: &mut Session, items: &[Renew]) -> Result<(), StoreError> {
+    let told: Vec<_> = items.iter().filter(|item| item.phase.is_some()).cloned().collect();
+    let mut open = vec![&told[..]];
+    while let Some(items) = open.pop() {
+        let mut renewed = extend(session, items).await;
+        if let (Err(StoreError::Unstorable { .. }), [item]) = (&renewed, items) {
+            renewed = extend(session, &[item.in_ascii()]).await;
+        }
+        match (renewed, items) {
+            (Err(StoreError::Unstorable { detail, .. } | StoreError::Rejected { detail, .. }), [item]) => {
+                let (database, session) = (session.location(), item.key.to_string());
+                tracing::warn!(database, session, detail, "a new phase was rejected and is not shown");
+            }
+            (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), _) => {
+                let (first, second) = items.split_at(items.len() / 2);
+                open.extend([first, second]);
+            }
+            (renewed, _) => drop(renewed?),
+        }
+    }
+    Ok(())
+}
+
+async fn extend(session: &mut Session, items: &[Renew]) -> Result<Vec<RenewOutcome>, StoreError> {
     let statement = Statement::new(
         include_str!("renew.sql"),
         vec![
@@ -56,7 +94,11 @@ pub(super) async fn release(
             Value::Uuids(items.iter().map(|item| item.run_id.as_uuid()).collect()),
         ],
     );
-    let rows = session.fetch(&statement).await?;
+    let rows = match session.fetch(&statement).await {
+        // It was never granted.
+        Err(StoreError::Unstorable { .. }) if items.len() == 1 => return Ok(vec![ReleaseOutcome::NotFound]),
+        answered => answered?,
+    };
     answers(session, &rows, items.len(), |_, verdict| {
         Ok(match verdict {
             "released" => ReleaseOutcome::Released,
@@ -70,8 +112,24 @@ pub(super) async fn inspect(
     session: &mut Session,
     keys: &[&SessionKey],
 ) -> Result<Vec<Option<Holder>>, StoreError> {
-    let rows = read_rows(session, keys).await?;
-    rows.iter().map(|row| row.as_ref().map(|row| row::holder(session, row)).transpose()).collect()
+    let mut found = Vec::with_capacity(keys.len());
+    let mut open = vec![keys];
+    while let Some(keys) = open.pop() {
+        match read_rows(session, keys).await {
+            // Nobody can hold a session with such a key. Its neighbours are read without it.
+            Err(StoreError::Unstorable { .. }) if keys.len() == 1 => found.push(None),
+            Err(StoreError::Unstorable { .. }) => {
+                let (first, second) = keys.split_at(keys.len() / 2);
+                open.extend([second, first]);
+            }
+            rows => {
+                for row in rows? {
+                    found.push(row.map(|row| row::holder(session, &row)).transpose()?);
+                }
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The rows of these sessions, in the order of the keys.
@@ -115,7 +173,12 @@ pub(super) async fn list(
     )
     .planned_anew();
     let mut found = Vec::new();
-    for row in &session.fetch(&statement).await? {
+    let rows = match session.fetch(&statement).await {
+        // No session of such an account can be held.
+        Err(StoreError::Unstorable { .. }) => return Ok(found),
+        answered => answered?,
+    };
+    for row in &rows {
         if row::is_there(session, row)? {
             found.push((row::key(session, row)?, row::holder(session, row)?));
         }

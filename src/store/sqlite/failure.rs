@@ -31,6 +31,11 @@ impl Failure {
         matches!(self, Self::Sql(error) if matches!(primary_code(error), Some(code::BUSY | code::LOCKED)))
     }
 
+    /// The statement was refused for what was in it.
+    pub(super) fn is_rejection(&self) -> bool {
+        matches!(self, Self::Sql(error) if primary_code(error).is_some_and(code::is_of_content))
+    }
+
     /// "Certainly nothing happened" would no longer be true (invariant I9).
     pub(super) fn after_a_write(self) -> Self {
         Self::AfterAWrite(Box::new(self))
@@ -76,6 +81,11 @@ mod code {
     pub(super) const NOTADB: i32 = 26;
     /// Extended: the file was moved or deleted under the connection. Opening again helps.
     pub(super) const READONLY_DBMOVED: i32 = 1032;
+
+    /// What a statement asks for is refused, whoever asks again.
+    pub(super) fn is_of_content(primary: i32) -> bool {
+        matches!(primary, ERROR | CONSTRAINT | TOOBIG | MISMATCH | RANGE)
+    }
 }
 
 fn result_code(error: &sqlx::Error) -> Option<i32> {
@@ -115,7 +125,7 @@ fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
         Some(code::ERROR) if message.starts_with("no such") => {
             StoreError::SchemaMissing { location, detail: message }
         }
-        Some(code::ERROR | code::CONSTRAINT | code::TOOBIG | code::MISMATCH | code::RANGE) => {
+        Some(of_content) if code::is_of_content(of_content) => {
             StoreError::Rejected { location, detail: message }
         }
         Some(code::IOERR) => StoreError::Unavailable {

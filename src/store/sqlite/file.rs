@@ -171,6 +171,11 @@ fn access(query: &str) -> Result<Access, StoreError> {
             ("mode", other) => {
                 return Err(unusable(format!("mode={} is unknown; use ro, rw or rwc", printable(other))));
             }
+            ("schema", _) => {
+                return Err(unusable(
+                    "a SQLite file has no schemas; leave schema= out, and give each environment a file of its own",
+                ));
+            }
             (other, _) => {
                 return Err(unusable(format!(
                     "the option {:?} is unknown; only mode is understood",
@@ -245,6 +250,7 @@ mod tests {
         assert!(refusal("sqlite://").contains("names no file"));
         assert!(refusal("sqlite://x?mode=rwx").contains("ro, rw or rwc"));
         assert!(refusal("sqlite://x?cache=shared").contains("only mode"));
+        assert!(refusal("sqlite://x?schema=prod").contains("a file of its own"));
         assert!(refusal("sqlite://x%00y").contains("NUL"));
         assert!(refusal("sqlite://x%ff").contains("UTF-8"));
     }

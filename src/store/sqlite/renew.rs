@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use super::{batch, failure::Failure, millis, row};
-use crate::store::{Renew, RenewOutcome, Renewed};
+use crate::store::{Renew, RenewOutcome, Renewed, untold};
 
 pub(super) const EXTEND: &str = include_str!("renew.sql");
 pub(super) const EXPLAIN: &str = include_str!("explain.sql");
@@ -20,7 +20,16 @@ pub(super) async fn renew(
     }
     let mut outcomes = vec![RenewOutcome::Gone; items.len()];
     let mut open: Vec<usize> = (0..items.len()).collect();
-    extend(sqlite, items, &mut open, &mut outcomes).await?;
+    let mut extended = extend(sqlite, items, &mut open, &mut outcomes).await;
+    // Of several, each is asked for alone by whoever asks: a phase that is rejected costs no other's.
+    if let Err(failure) = &extended
+        && failure.is_rejection()
+        && let ([_], Some(untold)) = (items, untold(items))
+    {
+        tracing::warn!(?failure, "a new phase was rejected and is not shown");
+        extended = extend(sqlite, &untold, &mut open, &mut outcomes).await;
+    }
+    extended?;
     match explain(sqlite, items, &open, &mut outcomes).await {
         Err(failure) if open.len() < items.len() => Err(failure.after_a_write()),
         explained => explained.map(|()| outcomes),

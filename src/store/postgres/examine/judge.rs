@@ -178,7 +178,7 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
         bound(lock),
         bound(idle_session)
     );
-    let (timing, own) = (default_timing(), "; tenure's own sessions set the first two for themselves");
+    let (timing, own) = (default_timing(), "; tenure's own sessions set theirs");
     if pooled && (statement == 0 || lock == 0) {
         return Finding::warning(
             "timeouts",
@@ -198,7 +198,7 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
             "the server gives up on statements sooner than tenure would: raise statement_timeout to ttl/10",
         );
     }
-    if (1..LEAST_IDLE.as_millis() as i64).contains(&idle_session) {
+    if pooled && (1..LEAST_IDLE.as_millis() as i64).contains(&idle_session) {
         return Finding::warning(
             "timeouts",
             found,
@@ -238,22 +238,24 @@ pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {
 pub(super) fn table(visit: &Visit<'_>, row: &PgRow) -> Result<Vec<Finding>, StoreError> {
     let count = |column| visit.read::<i64>(row, column);
     let mut findings = vec![
-        updates(count("updates")?, count("hot_updates")?, visit.read(row, "more_indexes")?),
+        updates(visit, count("updates")?, count("hot_updates")?, visit.read(row, "more_indexes")?),
         dead_rows(count("live")?, count("dead")?),
         Finding::long_expired(count("long_expired")?),
     ];
     if visit.read(row, "unlogged")? {
         findings.push(Finding::warning(
             "table",
-            "tenure.session_lease is UNLOGGED",
-            "after a crash it is empty, and every session that is held could be acquired again: ALTER TABLE \
-             tenure.session_lease SET LOGGED",
+            visit.server.naming.text("tenure.session_lease is UNLOGGED"),
+            visit.server.naming.text(
+                "after a crash it is empty, and every session that is held could be acquired again: ALTER TABLE \
+                 tenure.session_lease SET LOGGED",
+            ),
         ));
     }
     Ok(findings)
 }
 
-fn updates(updates: i64, hot: i64, more_indexes: Option<&str>) -> Finding {
+fn updates(visit: &Visit<'_>, updates: i64, hot: i64, more_indexes: Option<&str>) -> Finding {
     let ratio = if updates == 0 { 1.0 } else { hot as f64 / updates as f64 };
     let found = format!("{:.1} % of {updates} in place (HOT)", ratio * 100.0);
     let finding = match more_indexes {
@@ -265,9 +267,11 @@ fn updates(updates: i64, hot: i64, more_indexes: Option<&str>) -> Finding {
         None if updates >= 1_000 && ratio < 0.9 => Finding::warning(
             "updates",
             found,
-            "renewals are meant to find room on their own page: see that the table has its fillfactor of 45 and that \
-             no transaction stays open for long (pg_stat_activity), then VACUUM FULL tenure.session_lease once at a \
-             quiet time",
+            visit.server.naming.text(
+                "renewals are meant to find room on their own page: see that the table has its fillfactor of 45 and \
+                 that no transaction stays open for long (pg_stat_activity), then VACUUM FULL tenure.session_lease \
+                 once at a quiet time",
+            ),
         ),
         None => Finding::fine("updates", found),
     };

@@ -1,4 +1,4 @@
--- What holds for this role in this database, in a session that has set nothing itself. Time-outs in milliseconds, zero
+-- What holds for this role in this database, in a session that has set little itself. Time-outs in milliseconds, zero
 -- for none; some are of later servers.
 SELECT
     current_setting('default_transaction_isolation') AS isolation,
@@ -6,6 +6,7 @@ SELECT
     current_setting('fsync')::boolean AS fsync,
     current_setting('synchronous_standby_names') AS synchronous_standbys,
     (SELECT count(*) FROM pg_stat_replication) AS standbys,
-    coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout'), 0) AS statement_timeout,
+    -- The role's: this session has set its own.
+    coalesce((SELECT reset_val::bigint FROM pg_settings WHERE name = 'statement_timeout'), 0) AS statement_timeout,
     coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout'), 0) AS lock_timeout,
-    coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_session_timeout'), 0) AS idle_session_timeout
+    coalesce((SELECT reset_val::bigint FROM pg_settings WHERE name = 'idle_session_timeout'), 0) AS idle_session_timeout

@@ -1,0 +1,158 @@
+//! The name of the schema, and SQL written for it.
+//!
+//! The embedded statements, and the remedies in messages, are written for a schema `tenure`, and name it wherever they
+//! name what is in it: no `search_path` matters. This is the one place where another name takes its place.
+
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
+
+use super::target::refused;
+use crate::{session::printable, store::StoreError};
+
+/// The name that is used when the URL gives none, and that all embedded SQL is written for.
+pub(super) const DEFAULT: &str = "tenure";
+
+/// A schema's name.
+pub(super) struct Naming {
+    name: String,
+    /// By the text as it is embedded. A connection finds its prepared statements by their text: each is rendered once.
+    rendered: Mutex<HashMap<&'static str, Arc<str>>>,
+}
+
+impl Naming {
+    /// For a URL's parameter. The name is taken as it is in the catalog: upper case is not lowered.
+    pub(super) fn parse(parameter: Option<String>) -> Result<Self, StoreError> {
+        let name = parameter.unwrap_or_else(|| DEFAULT.to_owned());
+        check(&name)?;
+        Ok(Self { name, rendered: Mutex::default() })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn is_default(&self) -> bool {
+        self.name == DEFAULT
+    }
+
+    /// A statement for this schema.
+    pub(super) fn sql(&self, embedded: &'static str) -> SqlStr {
+        if self.is_default() {
+            return embedded.into_sql_str();
+        }
+        let mut rendered = self.rendered.lock().unwrap_or_else(PoisonError::into_inner);
+        let sql = rendered.entry(embedded).or_insert_with(|| self.text(embedded).into());
+        // Safe: what takes the place of a name is one, see `check`.
+        AssertSqlSafe(sql.clone()).into_sql_str()
+    }
+
+    /// A text for this schema, for people or as a part of a script.
+    pub(super) fn text<'a>(&self, embedded: &'a str) -> Cow<'a, str> {
+        if self.is_default() {
+            return Cow::Borrowed(embedded);
+        }
+        let name = &self.name;
+        let text = embedded
+            .replace("tenure.", &format!("\"{name}\"."))
+            .replace("SCHEMA tenure", &format!("SCHEMA \"{name}\""))
+            .replace("schema tenure", &format!("schema \"{name}\""))
+            .replace("'tenure'", &format!("'{name}'"));
+        Cow::Owned(text)
+    }
+}
+
+impl fmt::Debug for Naming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Naming").field(&self.name).finish()
+    }
+}
+
+/// PostgreSQL allows any name in quotes. These need no further care in an identifier, a literal, a function's body, a
+/// message, a URL and a shell, and every database encoding has them.
+fn check(name: &str) -> Result<(), StoreError> {
+    let told = || printable(name);
+    if name.is_empty() || name.len() > LONGEST {
+        return Err(refused(format!(
+            "schema={:?} has {} bytes; name a schema with 1 to {LONGEST}, or leave the parameter out for \"{DEFAULT}\"",
+            told(),
+            name.len()
+        )));
+    }
+    if name.starts_with("pg_") || name == "information_schema" {
+        return Err(refused(format!("schema={:?} is PostgreSQL's own; name another one", told())));
+    }
+    // Two hyphens begin a comment, to whoever removes comments without reading the quotes.
+    if name.contains("--")
+        || !name.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-'))
+    {
+        return Err(refused(format!(
+            "schema={:?} is no name that tenure takes; use a schema of letters from A to Z, digits, '_' and single '-'",
+            told()
+        )));
+    }
+    Ok(())
+}
+
+/// PostgreSQL cuts longer names off.
+const LONGEST: usize = 63;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn naming(name: &str) -> Naming {
+        Naming::parse(Some(name.to_owned())).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn a_name_takes_the_place_of_the_default_wherever_sql_has_it() {
+        let sql = "CREATE SCHEMA tenure; SELECT pg_notify('tenure_1', nspname = 'tenure') FROM tenure.session_lease; \
+                   SELECT nextval('tenure.fence_floor')";
+        assert_eq!(
+            naming("A-b").text(sql),
+            "CREATE SCHEMA \"A-b\"; SELECT pg_notify('tenure_1', nspname = 'A-b') FROM \"A-b\".session_lease; \
+             SELECT nextval('\"A-b\".fence_floor')"
+        );
+        assert_eq!(naming("tenure").text(sql), sql);
+    }
+
+    /// The key by which a connection finds a prepared statement is its text; a new one each time would be work, too.
+    #[test]
+    fn a_statement_is_rendered_once() {
+        let (naming, sql) = (naming("a"), "SELECT FROM tenure.session_lease");
+        let (one, other) = (naming.sql(sql), naming.sql(sql));
+        assert_eq!(one.as_str().as_ptr(), other.as_str().as_ptr());
+    }
+
+    #[test]
+    fn a_name_that_would_need_care_is_refused() {
+        let long = "x".repeat(64);
+        for name in [
+            "",
+            "pg_x",
+            "information_schema",
+            "a b",
+            "a\"b",
+            "a'b",
+            "a.b",
+            "a$b",
+            "a--b",
+            "a\\b",
+            "日本",
+            "a\n",
+            &long,
+        ] {
+            let refusal = Naming::parse(Some(name.to_owned())).err();
+            assert!(matches!(refusal, Some(StoreError::Url { .. })), "{name:?}: {refusal:?}");
+        }
+        for name in ["tenure", "Prod", "agents-2", "_x", "1", &long[1..]] {
+            assert_eq!(naming(name).name(), name);
+        }
+    }
+}
