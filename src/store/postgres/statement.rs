@@ -163,7 +163,13 @@ enum Purpose {
 impl Session {
     pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
         let turn = server.turn.clone();
-        Self { connection, location: server.location.clone(), pooled: server.pooled, turn, purpose: Purpose::Write }
+        Self {
+            connection,
+            location: server.location.clone(),
+            pooled: server.pooled,
+            turn,
+            purpose: Purpose::Write,
+        }
     }
 
     /// From now on it only looks, and may do so on a server that takes no writes.

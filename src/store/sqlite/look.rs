@@ -27,7 +27,7 @@ use crate::{
 pub(super) async fn open(file: &DatabaseFile, bounds: Bounds) -> Result<Box<dyn LeaseConnection>, Failure> {
     match open_with_log(file, bounds).await {
         Ok(sqlite) => Ok(Box::new(Connection::of(sqlite, file.clone())?)),
-        Err(failure) if failure.is_denied() => {
+        Err(failure) if failure.is_denied() && file.path().exists() => {
             let unchanging = Unchanging { file: file.clone(), bounds };
             unchanging.check().await?;
             Ok(Box::new(unchanging))
@@ -173,18 +173,14 @@ impl LeaseConnection for Unchanging {
         &'a mut self,
         keys: &'a [SessionKey],
     ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
-        Box::pin(async move {
-            self.seen(keys).await.map_err(|failure| failure.in_file(&self.file))
-        })
+        Box::pin(async move { self.seen(keys).await.map_err(|failure| failure.in_file(&self.file)) })
     }
 
     fn list<'a>(
         &'a mut self,
         page: &'a Page,
     ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
-        Box::pin(async move {
-            self.listed(page).await.map_err(|failure| failure.in_file(&self.file))
-        })
+        Box::pin(async move { self.listed(page).await.map_err(|failure| failure.in_file(&self.file)) })
     }
 
     fn sweep(&mut self, _: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
@@ -192,9 +188,7 @@ impl LeaseConnection for Unchanging {
     }
 
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.check().await.map_err(|failure| failure.in_file(&self.file))
-        })
+        Box::pin(async move { self.check().await.map_err(|failure| failure.in_file(&self.file)) })
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
