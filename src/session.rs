@@ -7,6 +7,11 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration, time::SystemTime};
 
 use uuid::Uuid;
 
+use crate::{
+    text::{printable, printable_name},
+    watch::Standby,
+};
+
 /// What runs contend for: one chat session of one account.
 ///
 /// Both parts are 1 to 255 bytes of UTF-8 without NUL, compared byte for byte: no case folding, no
@@ -53,10 +58,10 @@ impl SessionKey {
     }
 }
 
-/// `account/session`, control characters escaped: for people, not for parsing.
+/// `account/session`, each as [`printable_name`]: for people, not for parsing.
 impl fmt::Display for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", printable(&self.account), printable(&self.session))
+        write!(f, "{}/{}", printable_name(&self.account), printable_name(&self.session))
     }
 }
 
@@ -214,7 +219,7 @@ macro_rules! text {
             }
         }
 
-        /// Control characters are shown escaped.
+        /// As [`printable`].
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 printable(&self.0).fmt(f)
@@ -381,12 +386,15 @@ pub struct SessionStatus {
     pub state: SessionState,
     /// Who holds it, or last held it when `state` is [`Expired`](SessionState::Expired). `None` when idle.
     pub holder: Option<Holder>,
+    /// The server that has said so, when it is not the one that takes writes: then this was so once.
+    /// `None` when it is so now.
+    pub standby: Option<Standby>,
 }
 
 impl SessionStatus {
     /// A session that nobody holds.
     pub fn idle(key: SessionKey) -> Self {
-        Self { key, state: SessionState::Idle, holder: None }
+        Self { key, state: SessionState::Idle, holder: None, standby: None }
     }
 
     /// A session whose row says this.
@@ -397,7 +405,16 @@ impl SessionStatus {
             (false, Stage::Running) if holder.stop.is_none() => SessionState::Running,
             (false, _) => SessionState::Stopping,
         };
-        Self { key, state, holder: Some(holder) }
+        Self { key, state, holder: Some(holder), standby: None }
+    }
+
+    /// A session that has this holder, or none.
+    pub(crate) fn of(key: SessionKey, holder: Option<Holder>, standby: Option<Standby>) -> Self {
+        let status = match holder {
+            Some(holder) => Self::held(key, holder),
+            None => Self::idle(key),
+        };
+        Self { standby, ..status }
     }
 
     /// Whether a run holds the session.
@@ -414,15 +431,6 @@ fn checked(what: &'static str, text: &str, min: usize, max: usize) -> Result<Arc
         Some(at) => Err(InvalidText::Nul { what, at }),
         None => Ok(text.into()),
     }
-}
-
-/// Text from strangers for a log line or a terminal: control characters cannot move the cursor.
-pub(crate) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for char in text.chars() {
-        if char.is_control() { shown.extend(char.escape_default()) } else { shown.push(char) }
-    }
-    shown
 }
 
 #[cfg(feature = "serde")]
@@ -481,9 +489,11 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_are_shown_escaped() {
-        let key = SessionKey::new("a\x1b[2J", "b\n").unwrap();
-        assert_eq!(key.to_string(), "a\\u{1b}[2J/b\\n");
+    fn keys_that_differ_look_different() {
+        let key = |account, session| SessionKey::new(account, session).unwrap().to_string();
+        assert_eq!(key("a\x1b[2J", "b\n"), "\"a\\u{1b}[2J\"/\"b\\n\"");
+        assert_eq!((key("a/b", "c").as_str(), key("a", "b/c").as_str()), ("\"a/b\"/c", "a/\"b/c\""));
+        assert_ne!(key("a", "sb"), key("a", "sb "));
     }
 
     #[test]

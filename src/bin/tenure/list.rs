@@ -13,7 +13,7 @@ use crate::{
 
 pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
     let database = Database::of(global)?;
-    let sessions = match database.reading()? {
+    let sessions = match database.looking()? {
         Some(builder) => {
             let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
             let mut request = supervisor.list();
@@ -24,6 +24,10 @@ pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
                 request = request.include_expired();
             }
             let sessions = request.await?;
+            let standby = supervisor.standby().await?;
+            if let Some(standby) = standby.filter(|_| !global.quiet) {
+                show::complain(format_args!("this is {}", show::standby(&standby)));
+            }
             supervisor.shutdown(Duration::ZERO).await;
             sessions
         }

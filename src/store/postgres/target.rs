@@ -14,8 +14,8 @@ use url::Url;
 
 use super::{hosts, naming::Naming};
 use crate::{
-    session::printable,
     store::{Bounds, StoreError},
+    text::printable,
 };
 
 /// The database: the servers that may have it, and how to speak to them.
@@ -142,6 +142,8 @@ impl Server {
                 // Only a migration has a transaction of more than one statement.
                 ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
                 ("default_transaction_isolation", "read committed".to_owned()),
+                // An error instead of rows that a policy hides: no session that is held may look idle.
+                ("row_security", "off".to_owned()),
             ])
             .options(SETTINGS.iter().copied())
     }
