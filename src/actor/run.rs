@@ -193,8 +193,10 @@ impl RunActor {
                 expires_at_micros = Some(renewed.clock_micros.saturating_add(micros(remaining)));
                 Renewal::Confirmed { sent_at, remaining, stop: renewed.stop }
             }
-            Ok(RenewOutcome::Superseded | RenewOutcome::Gone) => Renewal::Lost(EndReason::Superseded),
-            Ok(RenewOutcome::Expired) => Renewal::Lost(EndReason::Expired),
+            Ok(RenewOutcome::Superseded { .. } | RenewOutcome::Gone { .. }) => {
+                Renewal::Lost(EndReason::Superseded)
+            }
+            Ok(RenewOutcome::Expired { .. }) => Renewal::Lost(EndReason::Expired),
             Ok(RenewOutcome::Locked) => Renewal::Unanswered { locked: true },
             Err(error) => {
                 self.span.in_scope(|| debug!(%error, "renewal not confirmed"));
