@@ -126,6 +126,7 @@ impl RunActor {
                     self.shared.end(reason);
                 }
                 Action::Kill => self.shared.killed.cancel(),
+                Action::Overtaken => self.shared.overtaken.cancel(),
                 Action::GiveUp => {
                     warn!("gave up: the work has not ended, and its session is not kept any longer");
                     self.shared.given_up.cancel();

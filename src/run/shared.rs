@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     reason: OnceLock<EndReason>,
     /// The work has had its time.
     pub(crate) killed: CancellationToken,
+    /// Another run may hold the session already.
+    pub(crate) overtaken: CancellationToken,
     /// The guard was dropped, or said that the work has ended, and so has all that it started.
     pub(crate) work_ended: CancellationToken,
     /// The work has not ended, and is not waited for any more.
@@ -99,6 +101,7 @@ impl Shared {
             token,
             reason: OnceLock::new(),
             killed: CancellationToken::new(),
+            overtaken: CancellationToken::new(),
             work_ended: CancellationToken::new(),
             given_up: CancellationToken::new(),
             settled: CancellationToken::new(),
