@@ -79,6 +79,12 @@ impl EndReason {
         matches!(self, Self::Superseded | Self::Expired | Self::Unconfirmed)
     }
 
+    /// Whether another run may hold the session already, so that what still acts has no grace. Trust that merely ran
+    /// out ([`Unconfirmed`](Self::Unconfirmed)) ends earlier than the lease.
+    pub fn is_certain_loss(&self) -> bool {
+        matches!(self, Self::Superseded | Self::Expired)
+    }
+
     pub(crate) fn stopped(request: &StopRequest) -> Self {
         Self::Stopped { by: request.by.clone(), why: request.reason.clone() }
     }

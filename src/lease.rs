@@ -6,7 +6,7 @@
 //!   ├── work ended ───────────► Releasing ◄───┴─ work ended, or given up ┤
 //!   │                               │                                    │
 //!   │                               └──► Ended                           │
-//!   └── lost (certain), or trusted_until reached, in any state ──► Ended, work killed
+//!   └── lost, in any state ──► Ended, work killed: at once where the loss is certain, else when its grace is over
 //! ```
 //!
 //! No I/O, no async, no clock: every input carries `now`, every output is an [`Action`] to be carried out by
@@ -31,6 +31,8 @@ pub(crate) enum Action {
     Cancel(EndReason),
     /// The work has had its time: drop or kill it.
     Kill,
+    /// Another run may hold the session already. Comes at most once, before the work is killed.
+    Overtaken,
     /// Nobody waits for the work any more, though it has not ended. Comes once, if `stuck_limit` is set.
     GiveUp,
     /// Send a release; answer with [`Lease::on_release`] and the same attempt.
@@ -254,6 +256,9 @@ impl Lease {
     /// A renewal was answered, or will never be.
     pub(crate) fn on_renewal(&mut self, attempt: u64, renewal: Renewal, now: BootInstant) {
         self.check_trust(now);
+        if let (State::Ended, Renewal::Lost(EndReason::Superseded)) = (self.state, &renewal) {
+            return self.be_overtaken(now);
+        }
         let current = matches!(self.renewal, Call::InFlight { attempt: sent, .. } if sent == attempt);
         if !current || matches!(self.state, State::Releasing | State::Ended) {
             return;
@@ -413,7 +418,7 @@ impl Lease {
     }
 
     fn lose(&mut self, reason: EndReason, now: BootInstant) {
-        let was_told = self.reason.is_some();
+        let (was_told, is_certain) = (self.reason.is_some(), reason.is_certain_loss());
         self.cancel(reason);
         let released_by_now = matches!(self.release, Call::InFlight { .. });
         self.state = State::Ended;
@@ -428,7 +433,21 @@ impl Lease {
         // Work that was told before has had its time; other work has what assumption A4 leaves it.
         let kill_at = if was_told { now } else { now.min(self.trusted_until) + self.timing.loss_grace() };
         self.kill_at = Some(kill_at);
-        if now >= kill_at {
+        if is_certain {
+            self.be_overtaken(now);
+        } else if now >= kill_at {
+            self.kill_lost(now);
+        }
+    }
+
+    /// Invariant I13: whoever may hold the session now must not meet work of this run. Also where trust had ended
+    /// before this was known, and the work still has its grace.
+    fn be_overtaken(&mut self, now: BootInstant) {
+        if self.work_ended {
+            return;
+        }
+        self.actions.push_back(Action::Overtaken);
+        if self.kill_at.is_some() {
             self.kill_lost(now);
         }
     }

@@ -60,7 +60,7 @@
 //!   holds.
 //! - **A2** *The database's clock does not step forward by more than `safety_margin/4` within one ttl*, the
 //!   difference to a promoted standby's clock included. A greater step expires leases early; the holder learns of
-//!   it at its next renewal. Steps back are harmless to ownership: they only keep a dead run's session closed for
+//!   it at its next renewal, and its work is ended at once. Steps back are harmless to ownership: they only keep a dead run's session closed for
 //!   longer.
 //! - **A3** *The local boot clock's rate is within 1 % of the database's.* A slower local clock would trust too
 //!   long; the safety margin absorbs up to 20 %.
@@ -108,6 +108,8 @@
 //! - **I10** *Nothing starves renewals*: not acquires, not the application's pool, runtime or CPU-bound work, not a
 //!   slow listener, not thousands who watch, not one locked row. On SQLite one writer at a time is the database's
 //!   nature; its wait is bounded by a busy time-out shorter than `renew_timeout`.
+//! - **I13** *Certain that somebody else may be at work means no grace*: where the row is another run's, is gone, or has
+//!   expired, the work is dropped or killed as soon as that is known.
 //!
 //! # Reading the code
 //!

@@ -316,19 +316,42 @@ pub struct Renew {
     pub phase: Option<Phase>,
 }
 
-/// The answer to one [`Renew`].
+/// The answer to one [`Renew`]. A loss comes with the database's clock, in microseconds since 1970: a clock that was
+/// stepped may be its cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RenewOutcome {
     /// The lease was extended.
     Renewed(Renewed),
     /// The row is of another run.
-    Superseded,
+    Superseded {
+        /// The database's clock.
+        clock_micros: i64,
+    },
     /// The lease has expired or is inside its safety margin. It will never be renewed again.
-    Expired,
+    Expired {
+        /// The database's clock.
+        clock_micros: i64,
+    },
     /// There is no row: somebody deleted it.
-    Gone,
+    Gone {
+        /// The database's clock.
+        clock_micros: i64,
+    },
     /// The row is locked by somebody: nothing is known yet, ask again.
     Locked,
+}
+
+impl RenewOutcome {
+    /// The database's clock when it decided: microseconds since 1970.
+    pub fn clock_micros(&self) -> Option<i64> {
+        match self {
+            Self::Renewed(Renewed { clock_micros, .. })
+            | Self::Superseded { clock_micros }
+            | Self::Expired { clock_micros }
+            | Self::Gone { clock_micros } => Some(*clock_micros),
+            Self::Locked => None,
+        }
+    }
 }
 
 /// An extended lease.

@@ -23,7 +23,11 @@ mod stopping;
 #[path = "simulated/watching.rs"]
 mod watching;
 
-use std::time::Duration;
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::{FutureExt, Stream, StreamExt};
 use tenure::{EndReason, Run, RunEvent, SessionKey, Supervisor, testing::Simulation};
@@ -49,6 +53,34 @@ async fn supervisor(sim: &Simulation) -> Supervisor {
 
 async fn held(supervisor: &Supervisor, session: &str) -> Run {
     supervisor.acquire(&key(session)).await.unwrap()
+}
+
+/// What the library logs on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || log.clone());
+        tracing::subscriber::set_default(subscriber.finish())
+    }
+
+    fn lines(&self, with: &str) -> Vec<String> {
+        let text = String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned();
+        text.lines().filter(|line| line.contains(with)).map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Events that have come so far, by name.

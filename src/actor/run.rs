@@ -107,6 +107,7 @@ impl RunActor {
                     self.shared.end(reason);
                 }
                 Action::Kill => self.shared.kill(),
+                Action::Overtaken => self.shared.say_overtaken(),
                 Action::GiveUp => {
                     warn!("gave up: the work has not ended, and its session is not kept any longer");
                     self.shared.give_up();
@@ -174,8 +175,10 @@ impl RunActor {
                 expires_at_micros = Some(renewed.clock_micros.saturating_add(micros(remaining)));
                 Renewal::Confirmed { sent_at, remaining, stop: renewed.stop }
             }
-            Ok(RenewOutcome::Superseded | RenewOutcome::Gone) => Renewal::Lost(EndReason::Superseded),
-            Ok(RenewOutcome::Expired) => Renewal::Lost(EndReason::Expired),
+            Ok(RenewOutcome::Superseded { .. } | RenewOutcome::Gone { .. }) => {
+                Renewal::Lost(EndReason::Superseded)
+            }
+            Ok(RenewOutcome::Expired { .. }) => Renewal::Lost(EndReason::Expired),
             Ok(RenewOutcome::Locked) => Renewal::Unanswered { locked: true },
             Err(error) => {
                 self.span.in_scope(|| debug!(%error, "renewal not confirmed"));

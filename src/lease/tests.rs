@@ -134,18 +134,34 @@ fn a_locked_row_is_retried_alone() {
 }
 
 #[test]
-fn a_certain_loss_cancels_at_once_and_kills_within_half_the_margin() {
+fn i13_a_certain_loss_leaves_no_grace() {
+    for reason in [EndReason::Superseded, EndReason::Expired] {
+        let (mut lease, attempt) = renewing();
+        lease.on_renewal(attempt, Renewal::Lost(reason.clone()), at(8_300));
+        let ended = Action::Tell(News::Ended { released: false });
+        assert_eq!(drain(&mut lease), [Action::Cancel(reason), ended, Action::Overtaken, Action::Kill]);
+    }
+}
+
+#[test]
+fn i13_a_loss_that_becomes_certain_after_trust_ends_the_grace() {
+    let (mut lease, attempt) = renewing();
+    lease.on_timeout(at(24_000));
+    let ended = Action::Tell(News::Ended { released: false });
+    assert!(drain(&mut lease).ends_with(&[Action::Cancel(EndReason::Unconfirmed), ended]));
+    lease.on_renewal(attempt, Renewal::Lost(EndReason::Superseded), at(24_500));
+    assert_eq!(drain(&mut lease), [Action::Overtaken, Action::Kill]);
+    lease.on_timeout(at(27_000));
+    assert_eq!(drain(&mut lease), [], "killed once");
+}
+
+#[test]
+fn a_superseded_run_has_nothing_to_release() {
     let (mut lease, attempt) = renewing();
     lease.on_renewal(attempt, Renewal::Lost(EndReason::Superseded), at(8_300));
-    assert_eq!(
-        drain(&mut lease),
-        [Action::Cancel(EndReason::Superseded), Action::Tell(News::Ended { released: false })]
-    );
-    assert_eq!(lease.poll_timeout(), Some(at(11_300)));
-    lease.on_timeout(at(11_300));
-    assert_eq!(drain(&mut lease), [Action::Kill]);
-    lease.on_work_ended(EndReason::Dropped, at(11_301));
-    assert_eq!(drain(&mut lease), [Action::Finish], "the row is another run's: nothing to release");
+    drain(&mut lease);
+    lease.on_work_ended(EndReason::Dropped, at(8_301));
+    assert_eq!(drain(&mut lease), [Action::Finish]);
 }
 
 #[test]
@@ -303,7 +319,8 @@ fn i3_the_first_reason_stays_when_draining_is_overtaken_by_loss() {
     lease.on_stop(EndReason::Shutdown, None, at(8_260));
     drain(&mut lease);
     lease.on_renewal(attempt, Renewal::Lost(EndReason::Superseded), at(8_300));
-    assert_eq!(drain(&mut lease), [Action::Tell(News::Ended { released: false }), Action::Kill]);
+    let ended = Action::Tell(News::Ended { released: false });
+    assert_eq!(drain(&mut lease), [ended, Action::Overtaken, Action::Kill]);
 }
 
 #[test]
@@ -470,6 +487,8 @@ struct Rig {
     stuck_limit: Option<Duration>,
     gave_up: bool,
     cancelled: u32,
+    killed: bool,
+    overtaken: bool,
     ended: Option<bool>,
     row_gone: bool,
     finished: u32,
@@ -488,6 +507,8 @@ impl Rig {
             stuck_limit,
             gave_up: false,
             cancelled: 0,
+            killed: false,
+            overtaken: false,
             ended: None,
             row_gone: false,
             finished: 0,
@@ -593,6 +614,12 @@ impl Rig {
                         self.cancelled == 1 && !self.work_ended && !self.gave_up,
                         "killed without warning"
                     );
+                    self.killed = true;
+                }
+                Action::Overtaken => {
+                    assert!(self.cancelled == 1 && self.ended.is_some(), "overtaken before the end");
+                    assert!(!self.overtaken && !self.work_ended, "overtaken in vain");
+                    self.overtaken = true;
                 }
                 Action::GiveUp => {
                     assert!(self.stuck_limit.is_some() && self.cancelled == 1, "given up without warning");
@@ -617,6 +644,10 @@ impl Rig {
             }
         }
         assert!(self.cancelled <= 1, "cancelled more than once");
+        let certain = self.first_reason.as_ref().is_some_and(EndReason::is_certain_loss);
+        let may_act = !self.work_ended && !self.gave_up;
+        assert!(!certain || self.overtaken || !may_act, "a certain loss that nobody hears of");
+        assert!(!self.overtaken || self.killed, "grace beside another run");
         let held = self.lease.is_held(self.now);
         assert!(!held || self.cancelled == 0, "held after it was cancelled");
         assert!(!held || self.now < self.lease.trusted_until(), "held past its trust");

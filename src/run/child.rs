@@ -33,7 +33,8 @@ impl RunContext {
     ///
     /// The child gets a process group of its own and a marked environment, by which its
     /// [tree](crate::process) is found. When the run ends early, the tree gets SIGTERM, `stop_grace`, SIGKILL;
-    /// after a loss, SIGKILL at `trusted_until + safety_margin/2` at the latest. When the child ends by itself, what it
+    /// when trust has run out, SIGKILL at `trusted_until + safety_margin/2` at the latest; when another run may hold the
+    /// session, SIGKILL at once. When the child ends by itself, what it
     /// has left behind is ended the same way. Threads of its own see to that, whatever blocks the caller's runtime.
     /// No child is started after the run was told to end.
     ///

@@ -95,6 +95,19 @@ impl RunContext {
         self.shared.clone().cancelled()
     }
 
+    /// Waits until it is certain that another run may hold the session: its row is another run's, is gone, or has
+    /// expired. Never completes otherwise. What still acts must be ended by force now, whatever grace it was given.
+    ///
+    /// [`cancelled`](Self::cancelled) comes before, or has come when the run was told to stop. Work in a scope is
+    /// dropped by itself; this is for what has to be ended by hand. The future borrows nothing and does not keep the run.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn overtaken(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let shared = self.shared.clone();
+        async move { shared.until_overtaken().await }
+    }
+
     /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
     ///
     /// A run that was told to stop is renewed until its work has ended, and this goes on meanwhile: the work may not

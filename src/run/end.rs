@@ -20,7 +20,7 @@ use crate::end::EndReason;
 
 /// What has become of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Work {
+enum WorkStep {
     Working,
     /// The run is over for everybody; the work has its grace.
     ToldToEnd,
@@ -34,7 +34,7 @@ enum Work {
 
 /// What has become of the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Row {
+enum RowStep {
     Held,
     /// Its release has had its time; it may still come.
     NotAwaited,
@@ -45,15 +45,17 @@ enum Row {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Progress {
-    work: Work,
-    row: Row,
+struct Steps {
+    work: WorkStep,
+    row: RowStep,
     gave_up: bool,
+    /// Another run may hold the session already (invariant I13). Comes before the work is killed, if at all.
+    overtaken: bool,
 }
 
 /// The end of one run, for everybody who waits for a part of it.
 pub(super) struct End {
-    progress: watch::Sender<Progress>,
+    steps: watch::Sender<Steps>,
     reason: OnceLock<EndReason>,
     told_to_end: CancellationToken,
     killed: CancellationToken,
@@ -62,9 +64,9 @@ pub(super) struct End {
 impl End {
     /// `told_to_end` is a child of the supervisor's root: it is cancelled without a reason when the supervisor dies.
     pub(super) fn new(told_to_end: CancellationToken) -> Self {
-        let start = Progress { work: Work::Working, row: Row::Held, gave_up: false };
+        let start = Steps { work: WorkStep::Working, row: RowStep::Held, gave_up: false, overtaken: false };
         Self {
-            progress: watch::Sender::new(start),
+            steps: watch::Sender::new(start),
             reason: OnceLock::new(),
             told_to_end,
             killed: CancellationToken::new(),
@@ -78,33 +80,37 @@ impl End {
 
     /// Tells everybody that the run is over.
     pub(super) fn tell(&self) {
-        self.advance_work(Work::ToldToEnd);
+        self.advance_work(WorkStep::ToldToEnd);
         self.told_to_end.cancel();
     }
 
     pub(super) fn kill(&self) {
-        self.advance_work(Work::Killed);
+        self.advance_work(WorkStep::Killed);
         self.killed.cancel();
     }
 
+    pub(super) fn overtaken(&self) {
+        self.steps.send_modify(|steps| steps.overtaken = true);
+    }
+
     pub(super) fn give_up(&self) {
-        self.progress.send_modify(|progress| {
-            progress.gave_up = true;
-            progress.work = progress.work.max(Work::GivenUp);
+        self.steps.send_modify(|steps| {
+            steps.gave_up = true;
+            steps.work = steps.work.max(WorkStep::GivenUp);
         });
     }
 
     pub(super) fn work_ended(&self) {
-        self.advance_work(Work::Ended);
+        self.advance_work(WorkStep::Ended);
     }
 
     pub(super) fn await_row_no_longer(&self) {
-        self.advance_row(Row::NotAwaited);
+        self.advance_row(RowStep::NotAwaited);
     }
 
     /// What was known first stays: a release that is confirmed later changes nothing for those who were told.
     pub(super) fn row_known(&self, released: bool) {
-        self.advance_row(Row::Known { released });
+        self.advance_row(RowStep::Known { released });
     }
 
     pub(super) fn reason(&self) -> Option<&EndReason> {
@@ -121,20 +127,20 @@ impl End {
     }
 
     pub(super) fn gave_up(&self) -> bool {
-        self.progress.borrow().gave_up
+        self.steps.borrow().gave_up
     }
 
     pub(super) fn has_work_ended(&self) -> bool {
-        self.progress.borrow().work == Work::Ended
+        self.steps.borrow().work == WorkStep::Ended
     }
 
     /// Whether nothing of the run is waited for any more but its release.
     pub(super) fn is_work_over(&self) -> bool {
-        self.progress.borrow().work >= Work::GivenUp
+        self.steps.borrow().work >= WorkStep::GivenUp
     }
 
     pub(super) fn was_released(&self) -> bool {
-        self.progress.borrow().row == Row::Known { released: true }
+        self.steps.borrow().row == RowStep::Known { released: true }
     }
 
     /// Cancelled when the run is over for everybody.
@@ -149,35 +155,40 @@ impl End {
 
     /// Waits until it is known what became of the row.
     pub(super) async fn until_row_known(&self) {
-        self.until(|progress| progress.row >= Row::Known { released: false }).await;
+        self.until(|steps| steps.row >= RowStep::Known { released: false }).await;
+    }
+
+    /// Waits until another run may hold the session; for ever where none may.
+    pub(super) async fn until_overtaken(&self) {
+        self.until(|steps| steps.overtaken).await;
     }
 
     /// Waits until the work has ended or was given up, and its release has had its time.
     pub(super) async fn until_over(&self) {
-        self.until(|progress| progress.work >= Work::GivenUp && progress.row >= Row::NotAwaited).await;
+        self.until(|steps| steps.work >= WorkStep::GivenUp && steps.row >= RowStep::NotAwaited).await;
     }
 
-    async fn until(&self, is_reached: impl Fn(&Progress) -> bool) {
-        let mut progress = self.progress.subscribe();
+    async fn until(&self, is_reached: impl Fn(&Steps) -> bool) {
+        let mut steps = self.steps.subscribe();
         // The sender lives as long as `self` does.
-        let _ = progress.wait_for(is_reached).await;
+        let _ = steps.wait_for(is_reached).await;
     }
 
-    fn advance_work(&self, to: Work) {
-        self.progress.send_if_modified(|progress| {
-            let advances = progress.work < to;
+    fn advance_work(&self, to: WorkStep) {
+        self.steps.send_if_modified(|steps| {
+            let advances = steps.work < to;
             if advances {
-                progress.work = to;
+                steps.work = to;
             }
             advances
         });
     }
 
-    fn advance_row(&self, to: Row) {
-        self.progress.send_if_modified(|progress| {
-            let advances = progress.row < to && !matches!(progress.row, Row::Known { .. });
+    fn advance_row(&self, to: RowStep) {
+        self.steps.send_if_modified(|steps| {
+            let advances = steps.row < to && !matches!(steps.row, RowStep::Known { .. });
             if advances {
-                progress.row = to;
+                steps.row = to;
             }
             advances
         });

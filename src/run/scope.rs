@@ -27,7 +27,8 @@ impl Run {
     /// it has started is waited for, not cancelled.
     ///
     /// When the run ends early, the token is cancelled; what does not return is dropped after `stop_grace`, or, when
-    /// the session was lost, at `trusted_until + safety_margin/2` at the latest. What cannot be dropped, a future that
+    /// trust has run out, at `trusted_until + safety_margin/2` at the latest, or at once when another run may hold the
+    /// session ([`is_certain_loss`](EndReason::is_certain_loss)). What cannot be dropped, a future that
     /// never yields, keeps the lease, shown as stuck, until it ends or trust does; a
     /// [`stuck_limit`](crate::Builder::stuck_limit) gives it up. A run that was told to stop before its work began
     /// does not begin it.

@@ -192,6 +192,11 @@ impl Shared {
         self.end.kill();
     }
 
+    /// Another run may hold the session already.
+    pub(crate) fn say_overtaken(&self) {
+        self.end.overtaken();
+    }
+
     /// The work has not ended, and is not waited for any more.
     pub(crate) fn give_up(&self) {
         self.end.give_up();
@@ -267,6 +272,11 @@ impl Shared {
     /// Waits until it is known whether the session was released.
     pub(crate) async fn until_release_known(&self) {
         self.end.until_row_known().await;
+    }
+
+    /// Waits until another run may hold the session already; for ever where none may.
+    pub(super) async fn until_overtaken(&self) {
+        self.end.until_overtaken().await;
     }
 
     /// Waits until all that worked under the run has ended or was given up, and its release has had its time.

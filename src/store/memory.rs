@@ -462,15 +462,15 @@ impl State {
     }
 
     fn renew(&mut self, item: &Renew, now: i64) -> RenewOutcome {
-        let Some(row) = self.rows.get_mut(&item.key) else { return RenewOutcome::Gone };
+        let Some(row) = self.rows.get_mut(&item.key) else { return RenewOutcome::Gone { clock_micros: now } };
         if row.run_id != item.run_id {
-            return RenewOutcome::Superseded;
+            return RenewOutcome::Superseded { clock_micros: now };
         }
         if self.locked.contains(&item.key) {
             return RenewOutcome::Locked;
         }
         if row.expires_at - micros(item.safety_margin) <= now {
-            return RenewOutcome::Expired;
+            return RenewOutcome::Expired { clock_micros: now };
         }
         row.expires_at = row.expires_at.max(now + micros(item.ttl));
         row.stage = item.stage;

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use rustix::process::Signal;
@@ -26,6 +26,7 @@ on_every_backend! {
     while_the_command_is_frozen_nothing_is_alive_when_another_can_acquire
     after_sigkill_of_the_guardian_nothing_is_alive_when_another_can_acquire
     a_signal_at_any_moment_leaves_nothing_behind
+    i13_a_program_beside_which_another_run_may_be_is_killed_at_once
 }
 
 /// Somebody who wants the session, all the time; and an eye on the processes that must be gone by then.
@@ -162,6 +163,38 @@ async fn while_the_command_is_frozen_nothing_is_alive_when_another_can_acquire(b
         "{stopping}"
     );
     assert_eq!(run.exit(), 76);
+}
+
+/// The lease has expired by the database's clock long before its holder's trust ends. A change of phase, and a stop,
+/// bring the renewal forward that finds that out.
+async fn i13_a_program_beside_which_another_run_may_be_is_killed_at_once(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let script = r#"
+        trap ': > $dir/asked' TERM
+        echo $$ >> $pids
+        ready
+        until [ -e $dir/lost ]; do sleep 0.02; done
+        "$TENURE" phase lost
+        while :; do sleep 0.1; done"#;
+    for is_told in [false, true] {
+        let mut run = scene.run(&url, "chat", &["--ttl", "60s", "--stop-grace", "10m"], script);
+        scene.wait_for("ready");
+        if is_told {
+            run.signal(Signal::TERM);
+            scene.wait_for("asked");
+        }
+        backend.set_remaining(&key("chat"), 0).await;
+        let lost_at = Instant::now();
+        std::fs::write(scene.path("lost"), "").unwrap();
+        let code = run.exit();
+        // Trust lasts for more than 30 s.
+        assert!(lost_at.elapsed() < Duration::from_secs(15), "{:?}", lost_at.elapsed());
+        scene.assert_gone();
+        assert_eq!((code, scene.has("asked")), if is_told { (143, true) } else { (76, false) });
+        for name in ["lost", "ready"] {
+            std::fs::remove_file(scene.path(name)).unwrap();
+        }
+    }
 }
 
 async fn after_sigkill_of_the_guardian_nothing_is_alive_when_another_can_acquire(backend: impl Reachable) {

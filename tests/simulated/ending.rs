@@ -120,11 +120,11 @@ fn a_lease_taken_away_ends_the_run_and_its_late_release_changes_nothing() {
 }
 
 #[test]
-fn work_that_listens_ends_when_the_lease_is_lost_and_its_value_is_in_the_error() {
+fn work_that_listens_ends_when_trust_does_and_its_value_is_in_the_error() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
         let run = held(&supervisor, "chat").await;
-        sim.store.take_away(&key("chat"), TTL);
+        sim.store.set_fault(Fault::Unreachable);
         let error = run
             .scope(async |ctx| {
                 let reason = ctx.cancelled().await;
@@ -133,25 +133,61 @@ fn work_that_listens_ends_when_the_lease_is_lost_and_its_value_is_in_the_error()
             })
             .await
             .unwrap_err();
-        assert_eq!(error.reason(), &EndReason::Superseded);
-        assert_eq!(error.into_value(), Some(EndReason::Superseded));
+        assert_eq!(error.reason(), &EndReason::Unconfirmed);
+        assert_eq!(error.into_value(), Some(EndReason::Unconfirmed));
     });
 }
 
 #[test]
-fn work_that_ignores_a_loss_is_dropped_half_a_margin_later() {
+fn work_that_ignores_the_end_of_trust_is_dropped_half_a_margin_later() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
         let run = held(&supervisor, "chat").await;
-        sim.store.take_away(&key("chat"), TTL);
-        let lost = run.token();
+        sim.store.set_fault(Fault::Unreachable);
+        let (lost, overtaken) = (run.token(), run.overtaken());
         let scope = spawn_local(run.scope(async |_| std::future::pending::<()>().await));
         lost.cancelled().await;
         let told = tokio::time::Instant::now();
         let error = scope.await.unwrap().unwrap_err();
-        assert!(told.elapsed() <= MARGIN / 2 + millis(5), "{:?}", told.elapsed());
-        assert_eq!(error.into_value(), None);
+        let took = told.elapsed();
+        assert!(took >= MARGIN / 2 && took <= MARGIN / 2 + millis(5), "{took:?}");
+        assert_eq!((error.into_value(), overtaken.now_or_never()), (None, None));
     });
+}
+
+/// However the session was lost, and however long the grace is that the work has or was given before.
+#[test]
+fn i13_work_beside_which_another_run_may_be_is_dropped_at_once() {
+    let taken = |sim: &Simulation| _ = sim.store.take_away(&key("chat"), TTL);
+    let deleted = |sim: &Simulation| sim.store.delete(&key("chat"));
+    let stepped = |sim: &Simulation| sim.store.step_clock_forward(2 * TTL);
+    let losses: [fn(&Simulation); 3] = [taken, deleted, stepped];
+    for (lose, is_told) in losses.into_iter().flat_map(|lose| [(lose, false), (lose, true)]) {
+        simulate(async move |sim| {
+            let supervisor = sim.supervisor().ttl(TTL).stop_grace(20 * TTL).start_here().await.unwrap();
+            let run = held(&supervisor, "chat").await;
+            let context = run.context();
+            let dropped = context.clone();
+            let scope = spawn_local(run.scope(async move |ctx| {
+                let task = ctx.spawn_local(std::future::pending::<()>());
+                dropped.overtaken().await;
+                _ = task.await;
+            }));
+            sim.sleep(millis(1)).await;
+            if is_told {
+                context.stop("tea");
+                sim.sleep(millis(200)).await;
+            }
+            lose(&sim);
+            context.overtaken().await;
+            let told = tokio::time::Instant::now();
+            let error = scope.await.unwrap().unwrap_err();
+            assert!(told.elapsed() <= millis(5), "{:?}", told.elapsed());
+            let reason = error.reason();
+            assert_eq!(matches!(reason, EndReason::Stopped { .. }), is_told, "{reason:?}");
+            assert_eq!(error.into_value(), None);
+        });
+    }
 }
 
 #[test]

@@ -171,6 +171,44 @@ fn i10_a_slow_listener_misses_events_and_delays_nothing() {
 }
 
 /// A2: steps of the database's clock in either direction.
+/// Whatever the step has done to the lease by the time of the next renewal.
+#[test]
+fn a_stepped_database_clock_is_reported_also_when_it_costs_the_lease() {
+    let forward = |sim: &Simulation| sim.store.step_clock_forward(seconds(16));
+    let back = |sim: &Simulation| sim.store.step_clock_back(seconds(16));
+    let expired = |sim: &Simulation| sim.store.step_clock_forward(2 * TTL);
+    let taken = |sim: &Simulation| {
+        sim.store.step_clock_forward(2 * TTL);
+        sim.store.take_away(&key("chat"), TTL);
+    };
+    let taken_and_released = |sim: &Simulation| {
+        sim.store.step_clock_forward(2 * TTL);
+        sim.store.delete(&key("chat"));
+    };
+    let steps: [(fn(&Simulation), Option<&str>); 5] = [
+        (forward, None),
+        (back, None),
+        (expired, Some("expired")),
+        (taken, Some("superseded")),
+        (taken_and_released, Some("superseded")),
+    ];
+    for (step, end) in steps {
+        let log = Log::default();
+        let _listening = log.listen();
+        simulate(async move |sim| {
+            let supervisor = supervisor(&sim).await;
+            let run = held(&supervisor, "chat").await;
+            sim.sleep(TTL).await;
+            step(&sim);
+            sim.sleep(TTL / 3).await;
+            assert_eq!(run.is_held(), end.is_none(), "{end:?}");
+        });
+        let warnings = log.lines("the database's clock was stepped");
+        assert_eq!(warnings.len(), 1, "{end:?}: {warnings:?}");
+        assert!(end.is_none_or(|end| log.lines("ended")[0].contains(end)), "{end:?}");
+    }
+}
+
 #[test]
 fn i5_a_database_clock_stepped_back_never_makes_two_holders() {
     simulate(async |sim| {

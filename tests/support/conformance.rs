@@ -38,6 +38,7 @@ macro_rules! conformance {
             a_renewal_never_revives_an_expired_lease
             a_renewal_never_extends_a_lease_inside_its_margin
             a_renewal_of_a_lost_session_says_how_it_was_lost
+            every_loss_comes_with_the_databases_clock
             a_stop_request_reaches_the_holder_with_its_renewals
             a_stop_request_never_reaches_the_next_run
             a_stop_is_recorded_with_who_and_why_and_the_first_is_kept
@@ -277,7 +278,7 @@ pub(crate) async fn a_renewal_never_revives_an_expired_lease(backend: &impl Back
     let before = client.holder(&key).await;
     for safety_margin in [MARGIN, Duration::ZERO] {
         let item = Renew { safety_margin, ..renew(&key, run) };
-        assert_eq!(client.renew(item).await, RenewOutcome::Expired);
+        assert!(matches!(client.renew(item).await, RenewOutcome::Expired { .. }));
     }
     assert_eq!(client.holder(&key).await, before);
 }
@@ -288,12 +289,12 @@ pub(crate) async fn a_renewal_never_extends_a_lease_inside_its_margin(backend: &
     let (key, run) = (key("s"), RunId::random());
     client.granted(acquire(&key, run)).await;
     backend.set_remaining(&key, millis(MARGIN)).await;
-    assert_eq!(client.renew(renew(&key, run)).await, RenewOutcome::Expired);
+    assert!(matches!(client.renew(renew(&key, run)).await, RenewOutcome::Expired { .. }));
     // An hour of margin, so that no delay of the machine moves the lease over the edge.
     let (ttl, safety_margin) = (Duration::from_secs(7200), Duration::from_secs(3600));
     let item = Renew { ttl, safety_margin, ..renew(&key, run) };
     backend.set_remaining(&key, millis(safety_margin) - 1).await;
-    assert_eq!(client.renew(item.clone()).await, RenewOutcome::Expired);
+    assert!(matches!(client.renew(item.clone()).await, RenewOutcome::Expired { .. }));
     backend.set_remaining(&key, millis(safety_margin) + 60_000).await;
     assert_eq!(client.renewed(item).await.remaining, ttl);
 }
@@ -302,13 +303,37 @@ pub(crate) async fn a_renewal_never_extends_a_lease_inside_its_margin(backend: &
 pub(crate) async fn a_renewal_of_a_lost_session_says_how_it_was_lost(backend: &impl Backend) {
     let mut client = connect(backend).await;
     let (key, old, new) = (key("s"), RunId::random(), RunId::random());
-    assert_eq!(client.renew(renew(&key, old)).await, RenewOutcome::Gone);
+    assert!(matches!(client.renew(renew(&key, old)).await, RenewOutcome::Gone { .. }));
     client.granted(acquire(&key, new)).await;
     let before = backend.image(&key).await;
-    assert_eq!(client.renew(renew(&key, old)).await, RenewOutcome::Superseded);
+    assert!(matches!(client.renew(renew(&key, old)).await, RenewOutcome::Superseded { .. }));
     assert_eq!(backend.image(&key).await, before);
     client.release(&key, new).await;
-    assert_eq!(client.renew(renew(&key, new)).await, RenewOutcome::Gone);
+    assert!(matches!(client.renew(renew(&key, new)).await, RenewOutcome::Gone { .. }));
+}
+
+/// A step of that clock may be the cause, and is to be reported.
+pub(crate) async fn every_loss_comes_with_the_databases_clock(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let (stranger, mine) = (RunId::random(), RunId::random());
+    let [held, expired, gone, later] = ["held", "expired", "gone", "later"].map(key);
+    let before = client.granted(acquire(&held, stranger)).await.acquired_at_micros;
+    client.granted(acquire(&expired, mine)).await;
+    backend.set_remaining(&expired, -1).await;
+    let items = [&held, &expired, &gone].map(|key| renew(key, mine));
+    let outcomes = client.raw().renew(&items).await.expect("it answers");
+    let after = client.granted(acquire(&later, mine)).await.acquired_at_micros;
+    for outcome in &outcomes {
+        let clock = outcome.clock_micros().unwrap_or_else(|| panic!("{outcome:?}"));
+        assert!((before..=after).contains(&clock), "{before} {clock} {after}");
+    }
+    assert!(
+        matches!(
+            &outcomes[..],
+            [RenewOutcome::Superseded { .. }, RenewOutcome::Expired { .. }, RenewOutcome::Gone { .. }]
+        ),
+        "{outcomes:?}"
+    );
 }
 
 pub(crate) async fn a_stop_request_reaches_the_holder_with_its_renewals(backend: &impl Backend) {
@@ -599,7 +624,12 @@ pub(crate) async fn a_batch_answers_each_item_in_its_place(backend: &impl Backen
     assert!(
         matches!(
             &outcomes[..],
-            [RenewOutcome::Expired, RenewOutcome::Gone, RenewOutcome::Superseded, RenewOutcome::Renewed(_)]
+            [
+                RenewOutcome::Expired { .. },
+                RenewOutcome::Gone { .. },
+                RenewOutcome::Superseded { .. },
+                RenewOutcome::Renewed(_)
+            ]
         ),
         "{outcomes:?}"
     );

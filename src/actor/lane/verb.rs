@@ -59,10 +59,7 @@ impl Verb for Renewing {
     }
 
     fn clock_micros(outcome: &RenewOutcome) -> Option<i64> {
-        match outcome {
-            RenewOutcome::Renewed(renewed) => Some(renewed.clock_micros),
-            _ => None,
-        }
+        outcome.clock_micros()
     }
 
     fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Renew]) -> Call<'a, RenewOutcome> {

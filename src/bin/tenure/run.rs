@@ -164,6 +164,7 @@ impl Session<'_> {
             signaled: None,
             signaled_at: Instant::now(),
             is_stopping: false,
+            is_overtaken: false,
             is_guardian_lost: false,
         };
         program.watch(margin, signals, news, &mut trust, &socket).await;
@@ -230,6 +231,8 @@ struct Program<'a> {
     signaled: Option<i32>,
     signaled_at: Instant,
     is_stopping: bool,
+    /// Another run may hold the session already.
+    is_overtaken: bool,
     is_guardian_lost: bool,
 }
 
@@ -251,6 +254,7 @@ impl Program<'_> {
         socket: &PhaseSocket,
     ) {
         let mut cancelled = pin!(self.run.cancelled());
+        let mut overtaken = pin!(self.run.overtaken());
         let mut phases = JoinSet::new();
         let (mut trusted, mut told) = (true, true);
         let mut look = tokio::time::interval(LOOK_AT_TERMINAL);
@@ -258,6 +262,7 @@ impl Program<'_> {
         loop {
             tokio::select! {
                 biased;
+                () = &mut overtaken, if !self.is_overtaken => self.be_overtaken(),
                 reason = &mut cancelled, if !self.is_stopping => self.stop(&reason),
                 until = trust.next(), if trusted => match until {
                     Some(until) => _ = self.guarded.trust(deadlines(until, margin)),
@@ -297,7 +302,14 @@ impl Program<'_> {
             // Its own Stopping event comes only with ends that leave time.
             self.events.tell(&Event::Stopping { reason: reason_word(reason), by: None, why: None });
         }
-        let _ = self.guarded.stop(self.args.stop_grace);
+        let grace = if reason.is_certain_loss() { Duration::ZERO } else { self.args.stop_grace };
+        let _ = self.guarded.stop(grace);
+    }
+
+    /// Whatever grace CMD still has is over (invariant I13).
+    fn be_overtaken(&mut self) {
+        self.is_overtaken = true;
+        let _ = self.guarded.stop(Duration::ZERO);
     }
 
     async fn heed(&mut self, report: Report) {
@@ -316,7 +328,8 @@ impl Program<'_> {
             Report::Stopped(_) => self.follow_into_stop().await,
             Report::Killed { pid, name } => {
                 let name = printable(&name);
-                self.events.tell(&Event::Note(&format!("killed process {pid} ({name}), which did not end")));
+                let why = if self.is_overtaken { "without grace" } else { "which did not end" };
+                self.events.tell(&Event::Note(&format!("killed process {pid} ({name}), {why}")));
             }
             Report::Survivors(pids) => {
                 self.events.tell(&Event::Note(&format!(

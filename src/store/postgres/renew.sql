@@ -53,7 +53,7 @@ SELECT
         ELSE 'superseded'
     END AS verdict,
     (extract(epoch FROM r.expires_at - r.at) * 1000000)::bigint AS remaining,
-    (extract(epoch FROM r.at) * 1000000)::bigint AS clock,
+    (extract(epoch FROM coalesce(t.at, clock_timestamp())) * 1000000)::bigint AS clock,
     (extract(epoch FROM r.stop_requested_at) * 1000000)::bigint AS stop_at,
     r.stop_by,
     r.stop_reason

@@ -58,9 +58,14 @@ pub(super) fn grant(session: &Session, row: &PgRow) -> Result<Grant, StoreError>
 pub(super) fn renewed(session: &Session, row: &PgRow) -> Result<Renewed, StoreError> {
     Ok(Renewed {
         remaining: length(session.read(row, "remaining")?),
-        clock_micros: session.read(row, "clock")?,
+        clock_micros: clock(session, row)?,
         stop: stop(session, row)?,
     })
+}
+
+/// The server's clock when it decided: microseconds since 1970.
+pub(super) fn clock(session: &Session, row: &PgRow) -> Result<i64, StoreError> {
+    session.read(row, "clock")
 }
 
 fn stop(session: &Session, row: &PgRow) -> Result<Option<StopRequest>, StoreError> {

@@ -71,9 +71,9 @@ async fn extend(session: &mut Session, items: &[Renew]) -> Result<Vec<RenewOutco
     answers(session, &rows, items.len(), |row, verdict| {
         Ok(match verdict {
             "renewed" => RenewOutcome::Renewed(row::renewed(session, row)?),
-            "expired" => RenewOutcome::Expired,
-            "gone" => RenewOutcome::Gone,
-            "superseded" => RenewOutcome::Superseded,
+            "expired" => RenewOutcome::Expired { clock_micros: row::clock(session, row)? },
+            "gone" => RenewOutcome::Gone { clock_micros: row::clock(session, row)? },
+            "superseded" => RenewOutcome::Superseded { clock_micros: row::clock(session, row)? },
             _ => RenewOutcome::Locked,
         })
     })

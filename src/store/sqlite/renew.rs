@@ -18,7 +18,7 @@ pub(super) async fn renew(
     if items.is_empty() {
         return Ok(Vec::new());
     }
-    let mut outcomes = vec![RenewOutcome::Gone; items.len()];
+    let mut outcomes = vec![RenewOutcome::Locked; items.len()];
     let mut open: Vec<usize> = (0..items.len()).collect();
     let mut extended = extend(sqlite, items, &mut open, &mut outcomes).await;
     // Of several, each is asked for alone by whoever asks: a phase that is rejected costs no other's.
@@ -72,11 +72,15 @@ async fn explain(
         .await?;
     for found in &found {
         let index = open[found.try_get::<u32, _>("item")? as usize];
+        let clock_micros = row::micros(found, "clock")?;
         outcomes[index] = match (found.try_get("own")?, found.try_get("renewable")?) {
-            (false, _) => RenewOutcome::Superseded,
-            (true, false) => RenewOutcome::Expired,
-            // The run's own acquire arrived between the two statements, or the clock was stepped back.
-            (true, true) => RenewOutcome::Locked,
+            (None, _) => RenewOutcome::Gone { clock_micros },
+            (Some(false), _) => RenewOutcome::Superseded { clock_micros },
+            (Some(true), Some(true)) => {
+                // The run's own acquire arrived between the two statements, or the clock was stepped back.
+                RenewOutcome::Locked
+            }
+            (Some(true), _) => RenewOutcome::Expired { clock_micros },
         };
     }
     Ok(())
