@@ -496,7 +496,8 @@ async fn the_schema_refuses_what_the_protocol_does_not_allow() {
 #[tokio::test]
 async fn i12_a_phase_that_the_host_forbids_costs_neither_its_lease_nor_its_neighbours_phase() {
     let file = File::new();
-    let supervisor = Supervisor::builder(file.url("")).ttl(Duration::from_secs(2)).start().await.unwrap();
+    let url = format!("sqlite://{}", file.path().display());
+    let supervisor = Supervisor::builder(url).ttl(Duration::from_secs(2)).start().await.unwrap();
     let (rude, kind) = (supervisor.acquire(&key("rude")), supervisor.acquire(&key("kind")));
     let (rude, kind) = (rude.await.unwrap(), kind.await.unwrap());
     file.execute(
