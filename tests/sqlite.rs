@@ -13,7 +13,7 @@ use std::{
 use sqlx::{Connection as _, SqliteConnection};
 use tempfile::TempDir;
 use tenure::{
-    Label, NodeId, Phase, RunId, SessionKey, Stage,
+    Label, NodeId, Phase, RunId, SessionKey, Stage, Supervisor,
     store::{
         Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Page, Release, ReleaseOutcome,
         Renew, RenewOutcome, SqliteStore, StoreError,
@@ -491,6 +491,31 @@ async fn the_schema_refuses_what_the_protocol_does_not_allow() {
         let result = sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut file.raw().await).await;
         assert!(result.is_err(), "{column} = {value}");
     }
+}
+
+/// I12: here for a rule of the host's.
+#[tokio::test]
+async fn i12_a_phase_that_the_host_forbids_costs_neither_its_lease_nor_its_neighbours_phase() {
+    let file = File::new();
+    let url = format!("sqlite://{}", file.path().display());
+    let supervisor = Supervisor::builder(url).ttl(Duration::from_secs(2)).start().await.unwrap();
+    let (rude, kind) = (supervisor.acquire(&key("rude")), supervisor.acquire(&key("kind")));
+    let (rude, kind) = (rude.await.unwrap(), kind.await.unwrap());
+    file.execute(
+        "CREATE TRIGGER polite BEFORE UPDATE ON tenure_session_lease WHEN NEW.phase = 'rude' \
+         BEGIN SELECT RAISE(ABORT, 'be polite'); END",
+    )
+    .await;
+    for _ in 0..20 {
+        rude.set_phase("rude").unwrap();
+        kind.set_phase("kind").unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(rude.is_held() && kind.is_held());
+    }
+    let shown = supervisor.inspect(&key("kind")).await.unwrap().holder.unwrap();
+    assert_eq!(shown.phase.as_str(), "kind");
+    let shown = supervisor.inspect(&key("rude")).await.unwrap().holder.unwrap();
+    assert_ne!(shown.phase.as_str(), "rude");
 }
 
 #[tokio::test]
