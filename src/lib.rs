@@ -172,7 +172,7 @@ pub use store::StoreError;
 pub use supervisor::{
     AcquireRequest, Asked, Builder, ListRequest, StopAnswer, StopSessionRequest, Supervisor,
 };
-pub use watch::Observed;
+pub use watch::{Observed, Standby};
 
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.
 ///

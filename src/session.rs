@@ -7,6 +7,8 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration, time::SystemTime};
 
 use uuid::Uuid;
 
+use crate::watch::Standby;
+
 /// What runs contend for: one chat session of one account.
 ///
 /// Both parts are 1 to 255 bytes of UTF-8 without NUL, compared byte for byte: no case folding, no
@@ -381,12 +383,15 @@ pub struct SessionStatus {
     pub state: SessionState,
     /// Who holds it, or last held it when `state` is [`Expired`](SessionState::Expired). `None` when idle.
     pub holder: Option<Holder>,
+    /// The server that has said so, when it is not the one that takes writes: then this was so once.
+    /// `None` when it is so now.
+    pub standby: Option<Standby>,
 }
 
 impl SessionStatus {
     /// A session that nobody holds.
     pub fn idle(key: SessionKey) -> Self {
-        Self { key, state: SessionState::Idle, holder: None }
+        Self { key, state: SessionState::Idle, holder: None, standby: None }
     }
 
     /// A session whose row says this.
@@ -397,7 +402,16 @@ impl SessionStatus {
             (false, Stage::Running) if holder.stop.is_none() => SessionState::Running,
             (false, _) => SessionState::Stopping,
         };
-        Self { key, state, holder: Some(holder) }
+        Self { key, state, holder: Some(holder), standby: None }
+    }
+
+    /// A session that has this holder, or none.
+    pub(crate) fn of(key: SessionKey, holder: Option<Holder>, standby: Option<Standby>) -> Self {
+        let status = match holder {
+            Some(holder) => Self::held(key, holder),
+            None => Self::idle(key),
+        };
+        Self { standby, ..status }
     }
 
     /// Whether a run holds the session.

@@ -55,13 +55,17 @@
 //!
 //! **inspect** and **list** read, and change nothing; **probe** tells whether the others could be answered now. A server
 //! that takes no writes is not believed in what it shows: it may be a primary that was demoted, and told nothing since.
+//! Who only looks may ask it all the same, by [`connect_to_look`](LeaseStore::connect_to_look), and is told whom he has asked.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 
-use crate::session::{
-    FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+use crate::{
+    session::{
+        FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+    },
+    watch::Standby,
 };
 
 mod hints;
@@ -116,7 +120,8 @@ fn unknown_scheme(scheme: &str) -> String {
 
 /// Opens connections to one database.
 pub trait LeaseStore: Send + Sync + 'static {
-    /// Opens a connection and checks that its server accepts writes and that its schema fits this release.
+    /// Opens a connection and checks that its server accepts writes, that its schema fits this release, and that no
+    /// lease is hidden from this user.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] when there is no answer, a typed error when the answer is no.
@@ -124,6 +129,22 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// # Cancel safety
     /// Dropping the future gives the connection up; nothing was changed.
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>>;
+
+    /// Opens a connection that is only to inspect and to list: to the server that takes writes, as
+    /// [`connect`](Self::connect) does, where it can be had; else to one that does not, whose answers then say so by
+    /// [`LeaseConnection::standby`]. It creates nothing, and needs no right but to read.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    fn connect_to_look(
+        &self,
+        bounds: Bounds,
+    ) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        self.connect(bounds)
+    }
 
     /// Brings the schema up to this release, once, however many processes try at the same time.
     ///
@@ -191,6 +212,12 @@ pub trait LeaseConnection: Send {
     /// Reads rows in key order (byte order of account, then of session).
     fn list<'a>(&'a mut self, page: &'a Page)
     -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>>;
+
+    /// Who gave the last answer to inspect or list, if it was not the server that takes writes. Always `None` on a
+    /// connection that was opened by [`LeaseStore::connect`].
+    fn standby(&self) -> Option<Standby> {
+        None
+    }
 
     /// Deletes at most `limit` rows that expired at least [`SWEEP_AFTER`] ago; answers how many it deleted.
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;

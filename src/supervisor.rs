@@ -24,7 +24,7 @@ use crate::{
     event::{EventSource, RunEvent},
     session::{Label, NodeId, SessionKey, SessionStatus},
     store::{Page, SharedStore},
-    watch::Observed,
+    watch::{Observed, Standby},
 };
 
 mod builder;
@@ -122,11 +122,17 @@ impl Supervisor {
     /// # Errors
     /// [`QueryError`] when the database does not answer.
     pub async fn inspect(&self, key: &SessionKey) -> Result<SessionStatus, QueryError> {
-        let holder = self.inner.queries.ask(|reply| Query::Inspect(key.clone(), reply)).await?;
-        Ok(match holder {
-            Some(holder) => SessionStatus::held(key.clone(), holder),
-            None => SessionStatus::idle(key.clone()),
-        })
+        self.inner.queries.ask(|reply| Query::Inspect(key.clone(), reply)).await
+    }
+
+    /// Who has answered the last question of this supervisor, [`inspect`](Self::inspect) or [`list`](Self::list), if it
+    /// was not the server that takes writes; before the first question, who would. Always `None` unless it
+    /// [only looks](Builder::looking_only). Each answer says it, too; this is for one that is empty.
+    ///
+    /// # Errors
+    /// [`QueryError`] when the database does not answer.
+    pub async fn standby(&self) -> Result<Option<Standby>, QueryError> {
+        self.inner.queries.ask(Query::Standby).await
     }
 
     /// Asks the run that holds a session to stop, whichever process on whichever machine it is in. The request goes out

@@ -14,17 +14,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{Closed, QueryError},
-    session::{Holder, SessionKey},
+    session::{Holder, SessionKey, SessionStatus},
     store::{Bounds, LeaseConnection, MAX_BATCH, Page, SharedStore, StopOutcome, StopRun, StoreError},
+    watch::Standby,
 };
 
 /// A question and where its answer goes.
 pub(crate) enum Query {
-    Inspect(SessionKey, Reply<Option<Holder>>),
+    Inspect(SessionKey, Reply<SessionStatus>),
     /// At most [`MAX_BATCH`] sessions, each once.
     Look(Vec<SessionKey>, Reply<Vec<Option<Holder>>>),
     Stop(StopRun, Reply<StopOutcome>),
-    List(Page, Reply<Vec<(SessionKey, Holder)>>),
+    List(Page, Reply<Vec<SessionStatus>>),
+    /// Who has answered last, if it was not the server that takes writes.
+    Standby(Reply<Option<Standby>>),
     Sweep(u32, Reply<u64>),
     Probe(Reply<()>),
 }
@@ -88,7 +91,11 @@ impl QueryLane {
                     let _ = reply.send(answer);
                 }
                 Query::List(page, reply) => {
-                    let answer = self.attempt(async |connection| connection.list(&page).await).await;
+                    let answer = self.attempt(async |connection| list(connection, &page).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::Standby(reply) => {
+                    let answer = self.attempt(async |connection| Ok(connection.standby())).await;
                     let _ = reply.send(answer);
                 }
                 Query::Sweep(limit, reply) => {
@@ -112,14 +119,19 @@ impl QueryLane {
         next.now_or_never().flatten()
     }
 
-    async fn inspect(&mut self, asked: Vec<(SessionKey, Reply<Option<Holder>>)>) {
+    async fn inspect(&mut self, asked: Vec<(SessionKey, Reply<SessionStatus>)>) {
         let mut keys: Vec<_> = asked.iter().map(|(key, _)| key.clone()).collect();
         keys.sort();
         keys.dedup();
-        let answer = self.attempt(async |connection| connection.inspect(&keys).await).await;
+        let look = async |connection: &mut dyn LeaseConnection| {
+            let holders = connection.inspect(&keys).await?;
+            Ok((holders, connection.standby()))
+        };
+        let answer = self.attempt(look).await;
         for (key, reply) in asked {
-            let found = answer.as_ref().map_err(Clone::clone).map(|holders| {
-                keys.binary_search(&key).ok().and_then(|at| holders.get(at).cloned().flatten())
+            let found = answer.as_ref().map_err(Clone::clone).map(|(holders, standby)| {
+                let holder = keys.binary_search(&key).ok().and_then(|at| holders.get(at).cloned().flatten());
+                SessionStatus::of(key, holder, standby.clone())
             });
             let _ = reply.send(found);
         }
@@ -161,6 +173,12 @@ impl QueryLane {
     }
 }
 
+async fn list(connection: &mut dyn LeaseConnection, page: &Page) -> Result<Vec<SessionStatus>, StoreError> {
+    let found = connection.list(page).await?;
+    let standby = connection.standby();
+    Ok(found.into_iter().map(|(key, holder)| SessionStatus::of(key, Some(holder), standby.clone())).collect())
+}
+
 impl Query {
     fn is_unwanted(&self) -> bool {
         match self {
@@ -168,6 +186,7 @@ impl Query {
             Self::Look(_, reply) => reply.is_canceled(),
             Self::Stop(_, reply) => reply.is_canceled(),
             Self::List(_, reply) => reply.is_canceled(),
+            Self::Standby(reply) => reply.is_canceled(),
             Self::Sweep(_, reply) => reply.is_canceled(),
             Self::Probe(reply) => reply.is_canceled(),
         }
@@ -181,6 +200,7 @@ impl Query {
             Self::Look(_, reply) => drop(reply.send(Err(error))),
             Self::Stop(_, reply) => drop(reply.send(Err(error))),
             Self::List(_, reply) => drop(reply.send(Err(error))),
+            Self::Standby(reply) => drop(reply.send(Err(error))),
             Self::Sweep(_, reply) => drop(reply.send(Err(error))),
             Self::Probe(reply) => drop(reply.send(Err(error))),
         }

@@ -62,11 +62,13 @@ use statement::Session;
 use target::Target;
 
 mod acquire;
+mod believe;
 mod connect;
 mod examine;
 mod fault;
 mod hosts;
 mod listen;
+mod look;
 mod naming;
 mod row;
 mod schema;
@@ -116,6 +118,17 @@ impl LeaseStore for PostgresStore {
         Box::pin(async move {
             let session = connect::to_work(&target, bounds).await?;
             Ok(Box::new(PostgresConnection { session }) as Box<dyn LeaseConnection>)
+        })
+    }
+
+    fn connect_to_look(
+        &self,
+        bounds: Bounds,
+    ) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        let target = self.target.clone();
+        Box::pin(async move {
+            let session = connect::to_look(&target, bounds).await?;
+            Ok(Box::new(look::LookingConnection::new(session, target, bounds)) as Box<dyn LeaseConnection>)
         })
     }
 

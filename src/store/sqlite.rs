@@ -30,6 +30,7 @@ mod changes;
 mod examine;
 mod failure;
 mod file;
+mod look;
 mod read;
 mod remove;
 mod renew;
@@ -101,6 +102,14 @@ impl LeaseStore for SqliteStore {
         })
     }
 
+    fn connect_to_look(
+        &self,
+        bounds: Bounds,
+    ) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        let file = self.file.clone();
+        Box::pin(async move { look::open(&file, bounds).await.map_err(|failure| failure.in_file(&file)) })
+    }
+
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let file = self.file.clone();
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
@@ -167,6 +176,10 @@ impl Connection {
         } else {
             tracing::warn!(database = %file, "the file does not use write-ahead logging: commits are slower");
         }
+        Self::of(sqlite, file)
+    }
+
+    fn of(sqlite: SqliteConnection, file: DatabaseFile) -> Result<Self, Failure> {
         let opened = file.identity().map_err(sqlx::Error::Io)?;
         let log = file.log_identity().ok().flatten();
         Ok(Self { sqlite, file, opened, log })

@@ -7,7 +7,7 @@ use std::{
 };
 
 use actix::{Actor, AsyncContext, Context, Recipient};
-use futures::channel::oneshot;
+use futures::{channel::oneshot, future::BoxFuture};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -26,7 +26,7 @@ use crate::{
     error::StartError,
     event::{EventSender, RunEvent, forward},
     session::{Label, NodeId},
-    store::{self, Bounds, LeaseConnection, SharedStore, StoreError},
+    store::{self, Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError},
 };
 
 /// Describes a [`Supervisor`]. All durations derive from the [`ttl`](Self::ttl) unless set; relations that
@@ -39,6 +39,7 @@ pub struct Builder {
     settings: Settings,
     connect_timeout: Duration,
     hints: bool,
+    looking_only: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
 }
@@ -57,6 +58,7 @@ impl Builder {
             settings: Settings::default(),
             connect_timeout: Duration::from_secs(5),
             hints: true,
+            looking_only: false,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
         }
@@ -136,6 +138,18 @@ impl Builder {
         self
     }
 
+    /// For a supervisor that only looks: [`inspect`](Supervisor::inspect), [`list`](Supervisor::list) and
+    /// [`watch`](Supervisor::watch) work wherever the leases can be read, with a role that may only read, on a hot
+    /// standby, and on a SQLite file that this user may not write. It creates nothing. Default `false`.
+    ///
+    /// The server that takes writes is asked wherever it can be reached. Where only another one answers, each answer
+    /// names it ([`SessionStatus::standby`](crate::SessionStatus::standby)), and how old the last commit is that it
+    /// knows. What writes, [`acquire`](Supervisor::acquire) above all, needs what it always needs.
+    pub fn looking_only(mut self) -> Self {
+        self.looking_only = true;
+        self
+    }
+
     /// Another source of local time, for tests.
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
@@ -201,6 +215,7 @@ impl Builder {
             connect_timeout,
             listeners: self.listeners,
             hints: self.hints,
+            looking_only: self.looking_only,
         })
     }
 }
@@ -224,6 +239,7 @@ struct Plan {
     connect_timeout: Duration,
     listeners: Vec<Recipient<RunEvent>>,
     hints: bool,
+    looking_only: bool,
 }
 
 /// A supervisor as it has started. The watcher is still to be served; the actors have their tasks.
@@ -258,9 +274,11 @@ const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
     async fn start(self) -> Result<Started, StartError> {
-        let Self { timing, label, store, clock, connect_timeout, listeners, hints } = self;
+        let Self { timing, label, store, clock, connect_timeout, listeners, hints, looking_only } = self;
+        let looked_at: SharedStore =
+            if looking_only { Arc::new(OnlyLooking(store.clone())) } else { store.clone() };
         let querying = bounds(&timing, timing.query_timeout());
-        let connection = first_connection(&store, querying, connect_timeout).await?;
+        let connection = first_connection(&looked_at, querying, connect_timeout).await?;
         let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
         let (over, goodbyes) = (CancellationToken::new(), TaskTracker::new());
         for listener in listeners {
@@ -283,11 +301,11 @@ impl Plan {
         let acquiring =
             LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
         let (queries, query_lane) =
-            QueryLane::new(store.clone(), querying, timing.query_timeout(), connection);
+            QueryLane::new(looked_at.clone(), querying, timing.query_timeout(), connection);
         actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
         let longest = timing.query_timeout().max(connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
         let looking = bounds(&timing, longest);
-        let (watching, watcher) = Watcher::new(store.clone(), clock.clone(), looking, events.source());
+        let (watching, watcher) = Watcher::new(looked_at, clock.clone(), looking, events.source());
         let (is_busy, busy) = watch::channel(false);
         let run_clock = clock.clone();
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
@@ -349,6 +367,27 @@ const LONGEST_LOOK: Duration = Duration::from_secs(30);
 /// What the server may take for one statement; the client's own time-outs come besides.
 fn bounds(timing: &Timing, statement: Duration) -> Bounds {
     Bounds { statement, lock: timing.lock_timeout().min(statement / 2) }
+}
+
+/// A store whose connections are for looking.
+struct OnlyLooking(SharedStore);
+
+impl LeaseStore for OnlyLooking {
+    fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        self.0.connect_to_look(bounds)
+    }
+
+    fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        self.0.migrate()
+    }
+
+    fn schema(&self) -> String {
+        self.0.schema()
+    }
+
+    fn location(&self) -> &str {
+        self.0.location()
+    }
 }
 
 async fn first_connection(

@@ -146,7 +146,7 @@ impl ListRequest {
             let asked = page.limit;
             let rows = self.supervisor.inner.queries.ask(|reply| Query::List(page, reply)).await?;
             let got = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-            found.extend(rows.into_iter().map(|(key, holder)| SessionStatus::held(key, holder)));
+            found.extend(rows);
             after = found.last().map(|status| status.key.clone());
             left -= got.min(left);
             if got < asked {

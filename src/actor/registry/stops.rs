@@ -96,8 +96,8 @@ impl Registry {
         actix_rt::spawn(async move {
             let (key, run_id) = (acquired.key.clone(), acquired.run_id);
             let looking = queries.ask(|reply| Query::Inspect(key.clone(), reply));
-            let found = timeout(LONGEST_PAUSE, looking).await.ok().and_then(Result::ok).flatten();
-            let own = found.filter(|holder| holder.run_id == run_id);
+            let found = timeout(LONGEST_PAUSE, looking).await.ok().and_then(Result::ok);
+            let own = found.and_then(|status| status.holder).filter(|holder| holder.run_id == run_id);
             if let Some(request) = own.and_then(|holder| holder.stop) {
                 registry.do_send(StopFound { key, run_id, request });
             }

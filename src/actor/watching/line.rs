@@ -20,6 +20,7 @@ use crate::{
     clock::{BootInstant, SharedClock},
     session::{Holder, SessionKey},
     store::{Bounds, LeaseConnection, SharedStore, StoreError},
+    watch::Standby,
 };
 
 pub(super) struct Line {
@@ -55,6 +56,8 @@ pub(super) struct Seen {
     pub(super) sent_at: BootInstant,
     /// In the order of the keys.
     pub(super) holders: Vec<Option<Holder>>,
+    /// Who has shown it, if it was not the server that takes writes.
+    pub(super) standby: Option<Standby>,
 }
 
 /// What has come of the connection, or of a look.
@@ -139,7 +142,8 @@ impl Open {
         self.patience = (3 * began.elapsed()).clamp(PATIENCE, longest);
         // After an uncertain end the connection may still be busy with the statement: never use it again.
         let is_usable = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true);
-        let result = result.map(|holders| Seen { keys, sent_at, holders });
+        let standby = self.connection.standby();
+        let result = result.map(|holders| Seen { keys, sent_at, holders, standby });
         Returned { open: is_usable.then_some(self), result }
     }
 }

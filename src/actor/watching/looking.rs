@@ -232,7 +232,7 @@ impl Looking {
         }
     }
 
-    fn learn(&mut self, Seen { keys, sent_at, holders }: Seen) {
+    fn learn(&mut self, Seen { keys, sent_at, holders, standby }: Seen) {
         let reading = self.clock.reading();
         let received_at = reading.boot;
         let is_old = received_at >= sent_at + STALE;
@@ -242,10 +242,7 @@ impl Looking {
         for (key, holder) in keys.into_iter().zip(holders) {
             let Some(watched) = self.watched.get_mut(&key) else { continue };
             watched.tell_waiting(holder.as_ref(), sent_at);
-            let status = match holder {
-                Some(holder) => SessionStatus::held(key.clone(), holder),
-                None => SessionStatus::idle(key.clone()),
-            };
+            let status = SessionStatus::of(key.clone(), holder, standby.clone());
             watched.knowledge.learn(status, sent_at, received_at);
             if is_old {
                 watched.knowledge.outdate();

@@ -3,7 +3,10 @@
 //! A primary that was demoted still accepts connections and answers reads. So each new connection first asks its
 //! server whether it takes writes.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use sqlx::ConnectOptions as _;
 use tokio::time::{Instant, timeout};
@@ -20,6 +23,23 @@ pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Session, 
     search(target, bounds, |server| visit(server, bounds, Purpose::Work)).await
 }
 
+/// A connection for whoever only looks: to the authority where it can be had, else to a server that takes no writes.
+pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
+    let second_best = Mutex::new(None);
+    let found = search(target, bounds, |server| async {
+        let session = visit(server, bounds, Purpose::Look).await?;
+        if session.standby().is_none() {
+            return Ok(session);
+        }
+        let refusal = fault::read_only(session.location());
+        let mut second_best = second_best.lock().unwrap_or_else(PoisonError::into_inner);
+        second_best.get_or_insert(session);
+        Err(refusal)
+    });
+    let found = found.await;
+    found.or_else(|refusal| second_best.into_inner().unwrap_or_else(PoisonError::into_inner).ok_or(refusal))
+}
+
 /// A connection to a server that may have no schema yet.
 pub(super) async fn to_migrate(target: &Target) -> Result<Session, StoreError> {
     search(target, schema::BOUNDS, |server| visit(server, schema::BOUNDS, Purpose::Migrate)).await
@@ -28,6 +48,7 @@ pub(super) async fn to_migrate(target: &Target) -> Result<Session, StoreError> {
 #[derive(Clone, Copy)]
 enum Purpose {
     Work,
+    Look,
     Migrate,
 }
 
@@ -76,25 +97,29 @@ async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Sess
     let mut session = Session::new(connection, server);
     match purpose {
         Purpose::Work => check(&mut session).await?,
+        Purpose::Look => {
+            session.only_look();
+            check(&mut session).await?;
+        }
         Purpose::Migrate => check_writable(&mut session).await?,
     }
     Ok(session)
 }
 
-/// One round trip: whether the server takes writes, and whether its schema fits.
+/// One round trip: whether the server is one for what the session is for, and whether its schema fits.
 pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
     let keeps_settings = !session.is_pooled();
-    let probe = Statement::new(include_str!("probe.sql"), vec![Value::Flag(keeps_settings)]);
+    let probe = Statement::new(PROBE, vec![Value::Flag(keeps_settings)]);
     let row = session.fetch_one(&probe).await?;
-    if session.read(&row, "read_only")? {
-        return Err(session.read_only());
-    }
+    session.heed(&row)?;
     let newest = match session.read::<Option<i32>>(&row, "version")? {
         Some(version) => Some((version, session.read(&row, "compatible_from")?)),
         None => None,
     };
     schema::check(newest, session.location())
 }
+
+pub(super) const PROBE: &str = concat!(include_str!("server.sql"), include_str!("probe.sql"));
 
 /// Whether the server takes no writes.
 pub(super) const READ_ONLY: &str =
@@ -104,7 +129,7 @@ pub(super) const READ_ONLY: &str =
 async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
     let row = session.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
     match session.read(&row, "read_only")? {
-        true => Err(session.read_only()),
+        true => Err(fault::read_only(session.location())),
         false => Ok(()),
     }
 }

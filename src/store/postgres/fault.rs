@@ -5,9 +5,9 @@
 
 use std::error::Error as _;
 
-use sqlx::Error;
+use sqlx::{Error, postgres::PgDatabaseError};
 
-use super::{naming::Naming, target::Server};
+use super::{believe::ROW_SECURITY, naming::Naming, target::Server};
 use crate::store::StoreError;
 
 /// What it takes to use the schema, in the words for the default one.
@@ -77,6 +77,9 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
     match (code.as_str(), code.get(..2).unwrap_or_default()) {
         ("40001" | "40P01" | "55P03" | "40002", _) => StoreError::RolledBack { location, detail },
         ("42P01" | "42883" | "3F000" | "42703", _) => StoreError::SchemaMissing { location, detail },
+        ("42501", _) if is_of_row_security(&error) => {
+            StoreError::PermissionDenied { location, detail: format!("{detail}; {ROW_SECURITY}") }
+        }
         ("42501", _) => StoreError::PermissionDenied { location, detail: format!("{detail}; {remedy}") },
         ("26000" | "42P05", _) => StoreError::Rejected {
             location,
@@ -90,7 +93,9 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
         },
         ("25006", _) => StoreError::Unavailable {
             location,
-            detail: format!("it is read-only: a standby, or a primary that was demoted ({detail})"),
+            detail: format!(
+                "it is read-only ({detail}); it may be a standby, or default_transaction_read_only be on for the role"
+            ),
         },
         (_, "08" | "25" | "40" | "53" | "57" | "58" | "F0" | "XX") => {
             StoreError::Unavailable { location, detail }
@@ -101,8 +106,9 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
 
 /// The server takes no writes.
 pub(super) fn read_only(location: &str) -> StoreError {
-    let detail = "it is read-only: a standby, or a primary that was demoted".to_owned();
-    StoreError::Unavailable { location: location.to_owned(), detail }
+    let detail = "it is read-only; it may be a standby, or default_transaction_read_only be on for the role (ALTER ROLE … \
+                  RESET default_transaction_read_only), the database or the server";
+    StoreError::Unavailable { location: location.to_owned(), detail: detail.to_owned() }
 }
 
 /// The same error, of a call that had already changed something.
@@ -111,6 +117,14 @@ pub(super) fn after_a_change(error: StoreError, location: &str) -> StoreError {
         StoreError::Unavailable { .. } => error,
         other => StoreError::Unavailable { location: location.to_owned(), detail: other.to_string() },
     }
+}
+
+/// By the place in the server's source: its words are in its own language.
+fn is_of_row_security(error: &Error) -> bool {
+    let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    let routine = error.and_then(PgDatabaseError::routine);
+    // A policy would filter (with row_security off), or refuses what is written.
+    matches!(routine, Some("check_enable_rls" | "ExecWithCheckOptions"))
 }
 
 fn code(error: &Error) -> Option<String> {

@@ -1,22 +1,21 @@
 -- $1 and $2: account and session to begin after; $3 the only account wanted, or null; $4 whether expired rows are
 -- wanted; $5 how many. One row without a run when there is none.
 SELECT
-    server.read_only,
+    server.doubt,
+    (extract(epoch FROM clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,
     account_id, session_id, run_id, fence, node, holder, stage, phase,
     (extract(epoch FROM acquired_at) * 1000000)::bigint AS acquired_at,
     (extract(epoch FROM expires_at) * 1000000)::bigint AS expires_at,
-    (extract(epoch FROM expires_at - clock_timestamp()) * 1000000)::bigint AS remaining,
+    (extract(epoch FROM expires_at - coalesce(server.as_of, clock_timestamp())) * 1000000)::bigint AS remaining,
     (extract(epoch FROM stop_requested_at) * 1000000)::bigint AS stop_at,
     stop_by, stop_reason
-FROM (
-    SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only
-) AS server
-LEFT JOIN (
+FROM server
+LEFT JOIN LATERAL (
     SELECT *
     FROM tenure.session_lease
     WHERE (account_id, session_id) > ($1::text, $2::text)
         AND ($3::text IS NULL OR account_id = $3::text)
-        AND ($4::boolean OR expires_at > clock_timestamp())
+        AND ($4::boolean OR expires_at > coalesce(server.as_of, clock_timestamp()))
     ORDER BY account_id, session_id
     LIMIT $5::bigint
 ) AS page ON true

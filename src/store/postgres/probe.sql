@@ -4,7 +4,8 @@
 -- - What is PostgreSQL's is found first, whatever search_path says. The rest of the path stays, for triggers of the host.
 -- - The session lives as long as its runs, and may be at rest for long.
 SELECT
-    pg_catalog.pg_is_in_recovery() OR pg_catalog.current_setting('transaction_read_only')::boolean AS read_only,
+    server.doubt,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,
     CASE
         WHEN $1::boolean AND pg_catalog.current_setting('synchronous_commit') = 'off'
             THEN pg_catalog.set_config('synchronous_commit', 'on', false)
@@ -28,7 +29,7 @@ SELECT
     END AS transaction_timeout,
     newest.version,
     newest.compatible_from
-FROM (SELECT) AS always_one_row
+FROM server
 LEFT JOIN (
     SELECT version, compatible_from FROM tenure.migration ORDER BY version DESC LIMIT 1
 ) AS newest ON true

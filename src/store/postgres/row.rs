@@ -20,12 +20,8 @@ pub(super) fn item(session: &Session, row: &PgRow, items: usize) -> Result<usize
         .ok_or_else(|| session.unavailable(&format!("it answered an item {ordinality} that was not asked")))
 }
 
-/// Whether a row that was only read is of a lease. A server that takes no writes, and may have taken them when the
-/// connection was opened, has been told nothing since.
+/// Whether a row that was only read is of a lease.
 pub(super) fn is_there(session: &Session, row: &PgRow) -> Result<bool, StoreError> {
-    if session.read(row, "read_only")? {
-        return Err(session.read_only());
-    }
     Ok(session.read::<Option<Uuid>>(row, "run_id")?.is_some())
 }
 

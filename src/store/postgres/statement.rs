@@ -13,11 +13,11 @@ use sqlx::{
 use uuid::Uuid;
 
 use super::{
-    fault,
+    believe, fault,
     naming::Naming,
     target::{Server, Turn},
 };
-use crate::store::StoreError;
+use crate::{store::StoreError, watch::Standby};
 
 /// How often a statement is sent that the server rolls back for the sake of another.
 const ATTEMPTS: usize = 4;
@@ -161,12 +161,47 @@ pub(super) struct Session {
     naming: Arc<Naming>,
     pooled: bool,
     turn: Turn,
+    purpose: Purpose,
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone)]
+enum Purpose {
+    Write,
+    /// With whom it has looked last, if that was not the authority.
+    Look(Option<Standby>),
 }
 
 impl Session {
     pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
         let (naming, turn) = (server.naming.clone(), server.turn.clone());
-        Self { connection, location: server.location.clone(), naming, pooled: server.pooled, turn }
+        let (location, pooled) = (server.location.clone(), server.pooled);
+        Self { connection, location, naming, pooled, turn, purpose: Purpose::Write }
+    }
+
+    /// From now on it only looks, and may do so on a server that takes no writes.
+    pub(super) fn only_look(&mut self) {
+        self.purpose = Purpose::Look(None);
+    }
+
+    /// Heeds what an answer, to a statement that begins with `server.sql`, says of its server. That may have changed
+    /// since the connection was opened.
+    pub(super) fn heed(&mut self, row: &PgRow) -> Result<(), StoreError> {
+        match self.purpose {
+            Purpose::Write => believe::to_write(self, row),
+            Purpose::Look(_) => {
+                self.purpose = Purpose::Look(believe::to_look(self, row)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Who has answered last, if it was not the authority.
+    pub(super) fn standby(&self) -> Option<&Standby> {
+        match &self.purpose {
+            Purpose::Look(standby) => standby.as_ref(),
+            Purpose::Write => None,
+        }
     }
 
     pub(super) fn location(&self) -> &str {
@@ -225,11 +260,6 @@ impl Session {
     /// An answer that is none: what was asked may have happened all the same.
     pub(super) fn unavailable(&self, detail: &str) -> StoreError {
         StoreError::Unavailable { location: self.location.to_string(), detail: detail.to_owned() }
-    }
-
-    /// The server takes no writes.
-    pub(super) fn read_only(&self) -> StoreError {
-        fault::read_only(&self.location)
     }
 
     pub(super) async fn close(self) {

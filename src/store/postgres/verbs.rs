@@ -142,10 +142,13 @@ pub(super) async fn read_rows(
     }
     let accounts = keys.iter().map(|key| key.account()).collect();
     let sessions = keys.iter().map(|key| key.session()).collect();
-    let statement =
-        Statement::new(include_str!("inspect.sql"), vec![Value::Texts(accounts), Value::Texts(sessions)]);
+    let statement = Statement::new(
+        concat!(include_str!("server.sql"), include_str!("inspect.sql")),
+        vec![Value::Texts(accounts), Value::Texts(sessions)],
+    );
     let mut found: Vec<_> = keys.iter().map(|_| None).collect();
     for row in session.fetch(&statement).await? {
+        session.heed(&row)?;
         if row::is_there(session, &row)? {
             let item = row::item(session, &row, keys.len())?;
             found[item] = Some(row);
@@ -162,7 +165,7 @@ pub(super) async fn list(
     let first = (page.account.as_deref().unwrap_or_default(), "");
     let after = page.after.as_ref().map_or(first, |key| first.max((key.account(), key.session())));
     let statement = Statement::new(
-        include_str!("list.sql"),
+        concat!(include_str!("server.sql"), include_str!("list.sql")),
         vec![
             Value::Text(Some(after.0)),
             Value::Text(Some(after.1)),
@@ -179,6 +182,7 @@ pub(super) async fn list(
         answered => answered?,
     };
     for row in &rows {
+        session.heed(row)?;
         if row::is_there(session, row)? {
             found.push((row::key(session, row)?, row::holder(session, row)?));
         }

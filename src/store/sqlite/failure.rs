@@ -36,6 +36,12 @@ impl Failure {
         matches!(self, Self::Sql(error) if primary_code(error).is_some_and(code::is_of_content))
     }
 
+    /// SQLite could not make the files that it needs beside the database to read it.
+    pub(super) fn is_denied(&self) -> bool {
+        let denied = [code::CANTOPEN, code::READONLY, code::PERM, code::IOERR];
+        matches!(self, Self::Sql(error) if primary_code(error).is_some_and(|code| denied.contains(&code)))
+    }
+
     /// "Certainly nothing happened" would no longer be true (invariant I9).
     pub(super) fn after_a_write(self) -> Self {
         Self::AfterAWrite(Box::new(self))

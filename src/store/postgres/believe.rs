@@ -1,0 +1,111 @@
+//! Whether a server, and what it shows to this role, can be believed.
+//!
+//! Invariant I1: only the authority says who holds a session. A standby and a primary that was demoted have been told
+//! nothing for a while; a view, or a policy of row-level security, may hide the row of a session that is held, and then
+//! it would look idle.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgRow;
+
+use super::statement::Session;
+use crate::{store::StoreError, watch::Standby};
+
+/// What a statement that begins with `server.sql` says of its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// Somebody has put something else in the place of the table.
+    NoTable,
+    /// Policies decide which rows this role sees.
+    RowSecurity,
+    /// It repeats what a primary has done.
+    Standby,
+    /// It may have been the primary once: nobody can write here.
+    ReadOnly,
+    /// It is the authority; this role has been set to only read.
+    ReadOnlyRole,
+}
+
+impl Doubt {
+    pub(super) fn of(word: &str) -> Self {
+        match word {
+            "no table" => Self::NoTable,
+            "row security" => Self::RowSecurity,
+            "standby" => Self::Standby,
+            "read-only role" => Self::ReadOnlyRole,
+            _ => Self::ReadOnly,
+        }
+    }
+
+    /// Nothing that such a server shows is to be believed, whatever it is wanted for.
+    fn hides_rows(self) -> bool {
+        matches!(self, Self::NoTable | Self::RowSecurity)
+    }
+
+    pub(super) fn error(self, location: &str) -> StoreError {
+        let location = location.to_owned();
+        match self {
+            Self::NoTable | Self::RowSecurity => {
+                StoreError::PermissionDenied { location, detail: self.detail().to_owned() }
+            }
+            Self::Standby | Self::ReadOnly | Self::ReadOnlyRole => {
+                StoreError::Unavailable { location, detail: self.detail().to_owned() }
+            }
+        }
+    }
+
+    fn detail(self) -> &'static str {
+        match self {
+            Self::NoTable => NO_TABLE,
+            Self::RowSecurity => ROW_SECURITY,
+            Self::Standby => {
+                "it is read-only: a standby, or a primary that was demoted; name the server that takes writes in the \
+                 URL too (postgres://h1,h2/db), or promote this one"
+            }
+            Self::ReadOnly => {
+                "it is read-only: default_transaction_read_only is on for the server or the database, as on a primary \
+                 that was demoted; name the server that takes writes in the URL too (postgres://h1,h2/db), or turn \
+                 the setting off (ALTER SYSTEM, or ALTER DATABASE … RESET default_transaction_read_only)"
+            }
+            Self::ReadOnlyRole => {
+                "it is read-only for this role, whose default_transaction_read_only is on; use a role that may write, \
+                 or ALTER ROLE … RESET default_transaction_read_only (ALTER ROLE … IN DATABASE …, PGOPTIONS and the \
+                 URL's options can set it, too)"
+            }
+        }
+    }
+}
+
+const NO_TABLE: &str = "session_lease is not a table but a view or the like, which may hide sessions that are held; give \
+    the table its name back, and let this role use that";
+
+/// Any policy counts: what it would hide is not known before it is too late.
+pub(super) const ROW_SECURITY: &str = "row-level security may hide sessions that are held from this role; ALTER ROLE … \
+    BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY for the tables session_lease and migration";
+
+/// What makes an answer less than the truth of now; `None` when it is the truth.
+pub(super) fn doubt(session: &Session, row: &PgRow) -> Result<Option<Doubt>, StoreError> {
+    Ok(session.read::<Option<&str>>(row, "doubt")?.map(Doubt::of))
+}
+
+/// For whoever writes: nothing but the authority will do, and it must take writes.
+pub(super) fn to_write(session: &Session, row: &PgRow) -> Result<(), StoreError> {
+    match doubt(session, row)? {
+        Some(doubt) => Err(doubt.error(session.location())),
+        None => Ok(()),
+    }
+}
+
+/// For whoever only looks: `Some` when this is not the authority.
+pub(super) fn to_look(session: &Session, row: &PgRow) -> Result<Option<Standby>, StoreError> {
+    match doubt(session, row)? {
+        None | Some(Doubt::ReadOnlyRole) => Ok(None),
+        Some(doubt) if doubt.hides_rows() => Err(doubt.error(session.location())),
+        Some(_) => {
+            let behind = session.read::<Option<i64>>(row, "behind")?;
+            // A clock behind the primary's makes it negative.
+            let behind = behind.map(|micros| Duration::from_micros(micros.try_into().unwrap_or(0)));
+            Ok(Some(Standby { server: session.location().to_owned(), behind }))
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The connection of whoever only looks: it may be to a standby, for as long as there is nothing better.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{FutureExt as _, future::BoxFuture};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{PostgresConnection, connect, statement::Session, target::Target};
+use crate::{
+    session::{Holder, SessionKey},
+    store::{
+        Acquire, AcquireOutcome, Bounds, LeaseConnection, Page, Release, ReleaseOutcome, Renew, RenewOutcome,
+        StopOutcome, StopRun, StoreError,
+    },
+    watch::Standby,
+};
+
+pub(super) struct LookingConnection {
+    inner: PostgresConnection,
+    target: Arc<Target>,
+    bounds: Bounds,
+    search: Search,
+}
+
+/// For the server that takes writes, while a standby answers. No look waits for it.
+enum Search {
+    NotBefore(Instant),
+    UnderWay(AbortOnDropHandle<Result<Session, StoreError>>),
+}
+
+/// From the end of one search to the next.
+const PAUSE: Duration = Duration::from_secs(2);
+
+impl LookingConnection {
+    pub(super) fn new(session: Session, target: Arc<Target>, bounds: Bounds) -> Self {
+        let search = Search::NotBefore(Instant::now() + PAUSE);
+        Self { inner: PostgresConnection { session }, target, bounds, search }
+    }
+
+    /// Goes over to what a search has found, and begins another where a standby is all there is.
+    fn prefer_the_authority(&mut self) {
+        let servers = self.target.in_order().len();
+        match &mut self.search {
+            Search::UnderWay(search) => {
+                let Some(found) = search.now_or_never() else { return };
+                self.search = Search::NotBefore(Instant::now() + PAUSE);
+                if let Ok(Ok(session)) = found
+                    && session.standby().is_none()
+                {
+                    self.inner.session = session;
+                }
+            }
+            Search::NotBefore(at) => {
+                if servers > 1 && self.inner.session.standby().is_some() && Instant::now() >= *at {
+                    let (target, bounds) = (self.target.clone(), self.bounds);
+                    let search = async move { connect::to_look(&target, bounds).await };
+                    self.search = Search::UnderWay(AbortOnDropHandle::new(tokio::spawn(search)));
+                }
+            }
+        }
+    }
+}
+
+/// What writes is left to the server, which refuses it where it takes no writes.
+impl LeaseConnection for LookingConnection {
+    fn acquire<'a>(
+        &'a mut self,
+        items: &'a [Acquire],
+    ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
+        self.inner.acquire(items)
+    }
+
+    fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
+        self.inner.renew(items)
+    }
+
+    fn release<'a>(
+        &'a mut self,
+        items: &'a [Release],
+    ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
+        self.inner.release(items)
+    }
+
+    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        self.inner.request_stop(item)
+    }
+
+    fn inspect<'a>(
+        &'a mut self,
+        keys: &'a [SessionKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
+        self.prefer_the_authority();
+        self.inner.inspect(keys)
+    }
+
+    fn list<'a>(
+        &'a mut self,
+        page: &'a Page,
+    ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
+        self.prefer_the_authority();
+        self.inner.list(page)
+    }
+
+    fn standby(&self) -> Option<Standby> {
+        self.inner.session.standby().cloned()
+    }
+
+    fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.inner.sweep(limit)
+    }
+
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.probe()
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(self.inner.session.close())
+    }
+}

@@ -1,0 +1,197 @@
+//! Looking at a file that this user may only read.
+//!
+//! To read a file with a write-ahead log, SQLite needs the log and its index beside it. While anybody has the database
+//! open they are there, and may be read. The last one to close it takes them away: then the file itself has everything,
+//! and whoever may not make them anew reads it as one that does not change. That it did not, and that no log came
+//! meanwhile, is checked after each look, so nothing is shown that was not so.
+
+use std::{io, time::SystemTime};
+
+use futures::future::BoxFuture;
+use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
+
+use super::{
+    Connection,
+    failure::Failure,
+    file::{DatabaseFile, Identity},
+    options, read, schema,
+};
+use crate::{
+    session::{Holder, SessionKey},
+    store::{
+        Acquire, AcquireOutcome, Bounds, LeaseConnection, Page, Release, ReleaseOutcome, Renew, RenewOutcome,
+        StopOutcome, StopRun, StoreError,
+    },
+};
+
+pub(super) async fn open(file: &DatabaseFile, bounds: Bounds) -> Result<Box<dyn LeaseConnection>, Failure> {
+    match open_with_log(file, bounds).await {
+        Ok(sqlite) => Ok(Box::new(Connection::of(sqlite, file.clone())?)),
+        Err(failure) if failure.is_denied() => {
+            let unchanging = Unchanging { file: file.clone(), bounds };
+            unchanging.check().await?;
+            Ok(Box::new(unchanging))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+async fn open_with_log(file: &DatabaseFile, bounds: Bounds) -> Result<SqliteConnection, Failure> {
+    let mut sqlite = options(file, bounds.lock).create_if_missing(false).connect().await?;
+    schema::check(&mut sqlite).await?;
+    Ok(sqlite)
+}
+
+/// A file without a log, opened anew for each look: there may be one by then.
+struct Unchanging {
+    file: DatabaseFile,
+    bounds: Bounds,
+}
+
+/// What differs once somebody has written.
+#[derive(PartialEq, Eq)]
+struct State {
+    identity: Option<Identity>,
+    length: u64,
+    modified: SystemTime,
+    log: bool,
+}
+
+/// How often a look is repeated because somebody has opened the file meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// One look, and how the file was just before it.
+struct Look {
+    sqlite: SqliteConnection,
+    before: State,
+}
+
+impl Unchanging {
+    async fn seen(&self, keys: &[SessionKey]) -> Result<Vec<Option<Holder>>, Failure> {
+        for _ in 0..ATTEMPTS {
+            let mut look = self.begin().await?;
+            let seen = read::inspect(&mut look.sqlite, keys).await;
+            if self.is_certain(look).await? {
+                return seen;
+            }
+        }
+        Err(changing())
+    }
+
+    async fn listed(&self, page: &Page) -> Result<Vec<(SessionKey, Holder)>, Failure> {
+        for _ in 0..ATTEMPTS {
+            let mut look = self.begin().await?;
+            let seen = read::list(&mut look.sqlite, page).await;
+            if self.is_certain(look).await? {
+                return seen;
+            }
+        }
+        Err(changing())
+    }
+
+    async fn check(&self) -> Result<(), Failure> {
+        for _ in 0..ATTEMPTS {
+            let mut look = self.begin().await?;
+            let seen = schema::check(&mut look.sqlite).await;
+            if self.is_certain(look).await? {
+                return seen;
+            }
+        }
+        Err(changing())
+    }
+
+    async fn begin(&self) -> Result<Look, Failure> {
+        let before = self.state()?;
+        if before.log {
+            match open_with_log(&self.file, self.bounds).await {
+                Ok(sqlite) => return Ok(Look { sqlite, before }),
+                // It was taken away just now.
+                Err(failure) if failure.is_denied() && !self.state()?.log => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        let options = options(&self.file, self.bounds.lock).create_if_missing(false);
+        let sqlite = options.read_only(true).immutable(true).connect().await?;
+        Ok(Look { sqlite, before: State { log: false, ..before } })
+    }
+
+    /// Whether what was read is no mixture.
+    async fn is_certain(&self, Look { sqlite, before }: Look) -> Result<bool, Failure> {
+        // Nothing was left to be written.
+        let _ = sqlite.close().await;
+        Ok(before.log || self.state()? == before)
+    }
+
+    fn state(&self) -> Result<State, Failure> {
+        let state = || -> io::Result<State> {
+            let found = std::fs::metadata(self.file.path())?;
+            let (length, modified) = (found.len(), found.modified()?);
+            Ok(State {
+                identity: self.file.identity()?,
+                length,
+                modified,
+                log: self.file.log_identity().is_ok(),
+            })
+        };
+        state().map_err(|error| Failure::Sql(sqlx::Error::Io(error)))
+    }
+
+    fn denied<T>(&self) -> BoxFuture<'_, Result<T, StoreError>>
+    where
+        T: Send,
+    {
+        let error = StoreError::PermissionDenied {
+            location: self.file.location().to_owned(),
+            detail: "this connection only looks; let this user write the file and its directory".to_owned(),
+        };
+        Box::pin(async move { Err(error) })
+    }
+}
+
+fn changing() -> Failure {
+    Failure::Unreadable("somebody wrote to it during each look; look again".to_owned())
+}
+
+impl LeaseConnection for Unchanging {
+    fn acquire<'a>(&'a mut self, _: &'a [Acquire]) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
+        self.denied()
+    }
+
+    fn renew<'a>(&'a mut self, _: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
+        self.denied()
+    }
+
+    fn release<'a>(&'a mut self, _: &'a [Release]) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
+        self.denied()
+    }
+
+    fn request_stop<'a>(&'a mut self, _: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        self.denied()
+    }
+
+    fn inspect<'a>(
+        &'a mut self,
+        keys: &'a [SessionKey],
+    ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
+        Box::pin(async move { self.seen(keys).await.map_err(|failure| failure.in_file(&self.file)) })
+    }
+
+    fn list<'a>(
+        &'a mut self,
+        page: &'a Page,
+    ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
+        Box::pin(async move { self.listed(page).await.map_err(|failure| failure.in_file(&self.file)) })
+    }
+
+    fn sweep(&mut self, _: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.denied()
+    }
+
+    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move { self.check().await.map_err(|failure| failure.in_file(&self.file)) })
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
+}
