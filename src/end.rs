@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::session::{StopRequest, printable};
+use crate::{session::StopRequest, text::printable};
 
 /// Why a run ended. The first reason wins and stays (invariant I3).
 #[derive(Debug, Clone, PartialEq, Eq)]

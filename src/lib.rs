@@ -154,6 +154,7 @@ pub mod store;
 mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod text;
 mod watch;
 
 pub use actor::registry::{EndedRun, ShutdownReport};
@@ -172,6 +173,7 @@ pub use store::StoreError;
 pub use supervisor::{
     AcquireRequest, Asked, Builder, ListRequest, StopAnswer, StopSessionRequest, Supervisor,
 };
+pub use text::{printable, printable_name};
 pub use watch::{Observed, Standby};
 
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.

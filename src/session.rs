@@ -7,7 +7,10 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration, time::SystemTime};
 
 use uuid::Uuid;
 
-use crate::watch::Standby;
+use crate::{
+    text::{printable, printable_name},
+    watch::Standby,
+};
 
 /// What runs contend for: one chat session of one account.
 ///
@@ -55,10 +58,10 @@ impl SessionKey {
     }
 }
 
-/// `account/session`, control characters escaped: for people, not for parsing.
+/// `account/session`, each as [`printable_name`]: for people, not for parsing.
 impl fmt::Display for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", printable(&self.account), printable(&self.session))
+        write!(f, "{}/{}", printable_name(&self.account), printable_name(&self.session))
     }
 }
 
@@ -216,7 +219,7 @@ macro_rules! text {
             }
         }
 
-        /// Control characters are shown escaped.
+        /// As [`printable`].
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 printable(&self.0).fmt(f)
@@ -430,15 +433,6 @@ fn checked(what: &'static str, text: &str, min: usize, max: usize) -> Result<Arc
     }
 }
 
-/// Text from strangers for a log line or a terminal: control characters cannot move the cursor.
-pub(crate) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for char in text.chars() {
-        if char.is_control() { shown.extend(char.escape_default()) } else { shown.push(char) }
-    }
-    shown
-}
-
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 struct RawKey {
@@ -495,9 +489,11 @@ mod tests {
     }
 
     #[test]
-    fn control_characters_are_shown_escaped() {
-        let key = SessionKey::new("a\x1b[2J", "b\n").unwrap();
-        assert_eq!(key.to_string(), "a\\u{1b}[2J/b\\n");
+    fn keys_that_differ_look_different() {
+        let key = |account, session| SessionKey::new(account, session).unwrap().to_string();
+        assert_eq!(key("a\x1b[2J", "b\n"), "\"a\\u{1b}[2J\"/\"b\\n\"");
+        assert_eq!((key("a/b", "c").as_str(), key("a", "b/c").as_str()), ("\"a/b\"/c", "a/\"b/c\""));
+        assert_ne!(key("a", "sb"), key("a", "sb "));
     }
 
     #[test]

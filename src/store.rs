@@ -114,7 +114,7 @@ fn unknown_scheme(scheme: &str) -> String {
         #[cfg(feature = "sqlite")]
         "sqlite://path/to/file.db",
     ];
-    let scheme = crate::session::printable(scheme);
+    let scheme = crate::text::printable(scheme);
     format!("{scheme:?} is not a scheme of an enabled backend; use {}", enabled.join(" or "))
 }
 

@@ -62,10 +62,10 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct Session {
     /// Whose session.
-    #[arg(short, long, default_value = "local")]
+    #[arg(short, long, default_value = "local", allow_negative_numbers = true)]
     pub(crate) account: String,
     /// Which session.
-    #[arg(short, long)]
+    #[arg(short, long, allow_negative_numbers = true)]
     pub(crate) session: String,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub(crate) ttl: Duration,
     /// The name that others see. Default: user@host.
-    #[arg(long, value_name = "LABEL")]
+    #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     pub(crate) holder: Option<String>,
     /// What to do when another run holds the session.
     #[arg(long, value_enum, default_value = "reject")]
@@ -119,7 +119,7 @@ pub(crate) struct Stop {
     #[arg(long, value_name = "RUN_ID")]
     pub(crate) run: Option<RunId>,
     /// Why, for those who look: at most 1000 bytes.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_negative_numbers = true)]
     pub(crate) reason: Option<String>,
     /// Return when the run has ended; exits 75 when it has not by then.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -135,7 +135,7 @@ pub(crate) struct Watch {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// Only this account's sessions.
-    #[arg(short, long)]
+    #[arg(short, long, allow_negative_numbers = true)]
     pub(crate) account: Option<String>,
     /// Expired leases too.
     #[arg(long)]
@@ -145,6 +145,7 @@ pub(crate) struct List {
 #[derive(Debug, Args)]
 pub(crate) struct Phase {
     /// At most 64 bytes; empty to say nothing.
+    #[arg(allow_negative_numbers = true)]
     pub(crate) text: String,
 }
 
@@ -162,20 +163,40 @@ pub(crate) struct Doctor {
     pub(crate) lasting: Duration,
 }
 
-/// `500ms`, `1.5s`, `30s`, `2m`, `1h`.
+/// `500ms`, `1.5s`, `30s`, `2m`, `1h`, `1d`, and several of them in a row, as durations are shown: `1m 30s`, `1day 2h`.
 fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|char: char| !char.is_ascii_digit() && char != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let seconds = match unit {
+    let mut rest = text.trim();
+    let mut seconds = 0.0;
+    loop {
+        let (number, after) = split(rest, |char| char.is_ascii_digit() || char == '.');
+        let (unit, after) = split(after.trim_start(), char::is_alphabetic);
+        if unit.is_empty() && after.is_empty() && !number.is_empty() {
+            return Err(format!("add a unit: {text}s, {text}m, {text}h or {text}ms"));
+        }
+        let number: f64 = number.parse().map_err(|_| "write a number and a unit, like 1.5s".to_owned())?;
+        seconds += number * seconds_of(unit)?;
+        rest = after.trim_start();
+        if rest.is_empty() {
+            return Duration::try_from_secs_f64(seconds).map_err(|_| "it is too long".to_owned());
+        }
+    }
+}
+
+fn split(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(|char| !belongs(char)).unwrap_or(text.len()))
+}
+
+fn seconds_of(unit: &str) -> Result<f64, String> {
+    Ok(match unit {
         "ms" => 0.001,
         "s" => 1.0,
         "m" => 60.0,
         "h" => 3600.0,
-        "" => return Err(format!("add a unit: {text}s, {text}m, {text}h or {text}ms")),
-        other => return Err(format!("{other:?} is not a unit; write 500ms, 1.5s, 30s, 2m or 1h")),
-    };
-    let number: f64 = number.parse().map_err(|_| "write a number and a unit, like 1.5s".to_owned())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| "it is too long".to_owned())
+        "d" | "day" | "days" => 86_400.0,
+        other => {
+            return Err(format!("{other:?} is not a unit; write 500ms, 1.5s, 30s, 2m, 1h, 1d or 1m 30s"));
+        }
+    })
 }
 
 /// A [`duration`] for which clocks can be watched.
@@ -216,9 +237,23 @@ mod tests {
         assert_eq!(millis("1.5s"), Ok(1_500));
         assert_eq!(millis("2m"), Ok(120_000));
         assert_eq!(millis("1h"), Ok(3_600_000));
-        assert!(duration("30").unwrap_err().contains("30s"));
-        for bad in ["", "s", "-1s", "1 s", "1.2.3s", "1d", "9e9h", "99999999999999999999h"] {
+        assert_eq!(millis("1m 30s"), Ok(90_000));
+        assert_eq!(millis("1m30s"), Ok(90_000));
+        assert_eq!(millis("1d"), Ok(86_400_000));
+        assert_eq!(millis(" 1 day 2h 500ms "), Ok(93_600_500));
+        for bare in ["30", "0", "1m 30"] {
+            assert!(duration(bare).unwrap_err().contains(&format!("{bare}s")), "{bare}");
+        }
+        for bad in ["", "s", "-1s", "1.2.3s", "1w", "5M", "1m, 30s", "9e9h", "99999999999999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_is_accepted() {
+        for seconds in [0.4, 27.1, 59.9, 60.0, 182.0, 3_600.0, 86_400.0, 93_784.0, 2_592_000.0] {
+            let shown = crate::show::short(Duration::from_secs_f64(seconds));
+            assert_eq!(duration(&shown), Ok(Duration::from_secs_f64(seconds)), "{shown}");
         }
     }
 

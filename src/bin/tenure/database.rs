@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tenure::{Builder, SessionKey, StoreError, Supervisor, store};
+use tenure::{Builder, SessionKey, StoreError, Supervisor, printable, store};
 
 use crate::{
     cli::{Global, Session},
@@ -46,13 +46,23 @@ impl Database {
     }
 
     /// For a command that only looks: `None` when there is no such file, which is then not created.
-    pub(crate) fn reading(&self) -> Result<Option<Builder>, Failure> {
-        let Some(file) = self.file()? else { return Ok(Some(Supervisor::builder(&self.url))) };
-        if !file.exists() {
-            return Ok(None);
-        }
-        let url = if self.url.contains('?') { self.url.clone() } else { format!("{}?mode=rw", self.url) };
-        Ok(Some(Supervisor::builder(url)))
+    pub(crate) fn looking(&self) -> Result<Option<Builder>, Failure> {
+        Ok(self.is_there()?.then(|| Supervisor::builder(&self.url).looking_only()))
+    }
+
+    /// For a command that changes what is there, and creates nothing: `None` when there is no such file.
+    pub(crate) fn asking(&self) -> Result<Option<Builder>, Failure> {
+        let is_file = self.file()?.is_some();
+        let url = match is_file && !self.url.contains('?') {
+            true => format!("{}?mode=rw", self.url),
+            false => self.url.clone(),
+        };
+        Ok(self.is_there()?.then(|| Supervisor::builder(url)))
+    }
+
+    fn is_there(&self) -> Result<bool, Failure> {
+        // One in a directory that is closed to this user may well be there.
+        Ok(self.file()?.is_none_or(|file| file.try_exists().unwrap_or(true)))
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -69,7 +79,7 @@ impl Database {
         // Says what is wrong with a URL before any of it is believed.
         store::open(&self.url)?;
         #[cfg(feature = "sqlite")]
-        if self.url.starts_with("sqlite:") {
+        if self.url.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("sqlite:")) {
             return Ok(Some(store::SqliteStore::new(&self.url)?.path().to_owned()));
         }
         Ok(None)
@@ -77,7 +87,7 @@ impl Database {
 
     fn create(&self, directory: &Path) -> Result<(), Failure> {
         let missing =
-            |what: &str| Failure::new(UNAVAILABLE, format!("the directory {} {what}", printable(directory)));
+            |what: &str| Failure::new(UNAVAILABLE, format!("the directory {} {what}", shown(directory)));
         if !self.is_default {
             return Err(missing("does not exist; create it, or name a file elsewhere"));
         }
@@ -99,7 +109,7 @@ fn default_url() -> Result<String, Failure> {
     };
     let file = state.join("tenure/tenure.db");
     let Some(file) = file.to_str() else {
-        let message = format!("{} is not UTF-8; name a file with --database", printable(&file));
+        let message = format!("{} is not UTF-8; name a file with --database", shown(&file));
         return Err(Failure::new(CONFIGURATION, message));
     };
     // What would mean something else in a URL.
@@ -120,6 +130,6 @@ impl Session {
     }
 }
 
-fn printable(path: &Path) -> String {
-    path.to_string_lossy().escape_default().to_string()
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy()).into_owned()
 }

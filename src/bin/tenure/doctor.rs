@@ -1,7 +1,10 @@
 //! `tenure doctor`: how fit the database is, and what to change.
 
 use serde_json::{Map, Value, json};
-use tenure::diagnosis::{Diagnosis, Examination, Finding, Verdict};
+use tenure::{
+    diagnosis::{Diagnosis, Examination, Finding, Verdict},
+    printable,
+};
 
 use crate::{
     cli::{Doctor, Global},
@@ -44,9 +47,9 @@ fn to_json(diagnosis: &Diagnosis) -> Value {
 fn to_lines(diagnosis: &Diagnosis) -> String {
     let mut lines = format!("{}\n", diagnosis.location);
     for Finding { check, verdict, found, advice, .. } in &diagnosis.findings {
-        lines += &format!("  {:<5} {check:<18} {}\n", word(*verdict), show::escaped(found));
+        lines += &format!("  {:<5} {check:<18} {}\n", word(*verdict), printable(found));
         if let Some(advice) = advice {
-            lines += &format!("        {:<18} {}\n", "→", show::escaped(advice));
+            lines += &format!("        {:<18} {}\n", "→", printable(advice));
         }
     }
     lines

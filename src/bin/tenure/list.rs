@@ -13,7 +13,7 @@ use crate::{
 
 pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
     let database = Database::of(global)?;
-    let sessions = match database.reading()? {
+    let sessions = match database.looking()? {
         Some(builder) => {
             let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
             let mut request = supervisor.list();

@@ -44,7 +44,7 @@ pub(crate) async fn migrate(global: &Global, args: &Migrate) -> Result<u8, Failu
 
 pub(crate) async fn sweep(global: &Global) -> Result<u8, Failure> {
     let database = Database::of(global)?;
-    let removed = match database.reading()? {
+    let removed = match database.asking()? {
         Some(builder) => {
             let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
             let removed = supervisor.sweep().await?;

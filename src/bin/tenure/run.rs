@@ -12,7 +12,9 @@ use std::{
 };
 
 use futures::{Stream, StreamExt as _};
-use tenure::{AcquireError, EndReason, Run, RunEvent, Supervisor, clock::BootInstant};
+use tenure::{
+    AcquireError, EndReason, Run, RunEvent, Supervisor, clock::BootInstant, printable, printable_name,
+};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -165,7 +167,7 @@ impl Session<'_> {
             let error = std::io::Error::from_raw_os_error(errno);
             let name =
                 args.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            events.tell(&Event::Failed(&format!("{} cannot be started: {error}", show::escaped(&name))));
+            events.tell(&Event::Failed(&format!("{} cannot be started: {error}", printable_name(&name))));
         }
         let reason = match signaled {
             _ if is_unseen => "guardian_lost",
@@ -281,7 +283,7 @@ impl Program<'_> {
             Report::Signaled(number) => self.end = ProgramEnd::Signaled(number),
             Report::Stopped(_) => self.follow_into_stop().await,
             Report::Killed { pid, name } => {
-                let name = show::escaped(&name);
+                let name = printable(&name);
                 self.events.tell(&Event::Note(&format!("killed process {pid} ({name}), which did not end")));
             }
             Report::Survivors(pids) => {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tenure::{Holder, SessionKey, SessionState, SessionStatus};
+use tenure::{Holder, SessionKey, SessionState, SessionStatus, Standby, printable, printable_name};
 
 use crate::exit::{Failure, UNAVAILABLE};
 
@@ -49,6 +49,7 @@ pub(crate) fn session_json(status: &SessionStatus) -> Value {
         "expires_in_ms": of(|holder| json!(millis(holder.expires_in))),
         "stop_requested": of(stop_json),
         "waiting": 0,
+        "standby": status.standby.as_ref().map(standby_json),
     })
 }
 
@@ -57,6 +58,20 @@ pub(crate) fn unknown_json(key: &SessionKey) -> Value {
     let mut json = session_json(&SessionStatus::idle(key.clone()));
     json["state"] = json!("unknown");
     json
+}
+
+/// Who has said so, if it was not the server that takes writes.
+fn standby_json(standby: &Standby) -> Value {
+    json!({ "server": standby.server, "behind_ms": standby.behind.map(millis) })
+}
+
+/// The same for people.
+pub(crate) fn standby(standby: &Standby) -> String {
+    let server = &standby.server;
+    match standby.behind {
+        Some(behind) => format!("as it was {} ago, by {server}, a standby", short(behind)),
+        None => format!("as it was once, by {server}, which takes no writes"),
+    }
 }
 
 fn stop_json(holder: &Holder) -> Value {
@@ -77,10 +92,12 @@ pub(crate) fn state(state: SessionState) -> &'static str {
     }
 }
 
-/// One session for people. Text from others has its control characters escaped.
+/// One session for people. Text from others has what cannot be seen escaped.
 pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
+    let as_of = status.standby.as_ref().map(|by| format!("  seen     {}", standby(by)));
     let Some(holder) = &status.holder else {
-        return format!("{} is idle (in {location})", status.key);
+        let idle = format!("{} is idle (in {location})", status.key);
+        return [Some(idle), as_of].into_iter().flatten().collect::<Vec<_>>().join("\n");
     };
     let is_expired = status.state == SessionState::Expired;
     let (since, expires_at) = (rfc3339(holder.since), rfc3339(holder.expires_at));
@@ -107,12 +124,14 @@ pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
         let request = request(stop.by.as_deref(), stop.reason.as_deref());
         lines.push(format!("  stop     requested {}{request}", rfc3339(stop.at)));
     }
+    lines.extend(as_of);
     lines.join("\n")
 }
 
 /// One session in one line, without its name.
 pub(crate) fn line(status: &SessionStatus) -> String {
-    let Some(holder) = &status.holder else { return "idle".to_owned() };
+    let as_of = status.standby.as_ref().map(|by| format!(", {}", standby(by))).unwrap_or_default();
+    let Some(holder) = &status.holder else { return format!("idle{as_of}") };
     let mut line = match status.state {
         SessionState::Expired => format!("expired: last held by {} (run {})", holder.label, holder.run_id),
         other => format!("{}: held by {} (run {})", state(other), holder.label, holder.run_id),
@@ -124,13 +143,13 @@ pub(crate) fn line(status: &SessionStatus) -> String {
         let request = request(stop.by.as_deref(), stop.reason.as_deref());
         line.push_str(&format!(", asked to stop{request}"));
     }
-    line
+    line + &as_of
 }
 
 /// " by …: …", as far as it is known who asked and why.
 pub(crate) fn request(by: Option<&str>, why: Option<&str>) -> String {
-    let by = by.map(|by| format!(" by {}", escaped(by))).unwrap_or_default();
-    let why = why.map(|why| format!(": {}", escaped(why))).unwrap_or_default();
+    let by = by.map(|by| format!(" by {}", printable(by))).unwrap_or_default();
+    let why = why.map(|why| format!(": {}", printable(why))).unwrap_or_default();
     by + &why
 }
 
@@ -141,8 +160,8 @@ pub(crate) fn table(sessions: &[SessionStatus]) -> String {
     for status in sessions {
         let Some(holder) = &status.holder else { continue };
         table.add_row([
-            escaped(status.key.account()),
-            escaped(status.key.session()),
+            printable_name(status.key.account()).into_owned(),
+            printable_name(status.key.session()).into_owned(),
             state(status.state).to_owned(),
             holder.label.to_string(),
             held_for(holder),
@@ -185,15 +204,4 @@ pub(crate) fn short(duration: Duration) -> String {
 fn held_for(holder: &Holder) -> String {
     let now = holder.expires_at.checked_sub(holder.expires_in).unwrap_or(holder.expires_at);
     short(now.duration_since(holder.since).unwrap_or_default())
-}
-
-pub(crate) fn escaped(text: &str) -> String {
-    text.chars().fold(String::new(), |mut shown, char| {
-        if char.is_control() {
-            shown.extend(char.escape_default())
-        } else {
-            shown.push(char)
-        }
-        shown
-    })
 }

@@ -13,7 +13,7 @@ use crate::{
 
 pub(crate) async fn status(global: &Global, args: &Status) -> Result<u8, Failure> {
     let (database, key) = (Database::of(global)?, args.session.key()?);
-    let status = match database.reading()? {
+    let status = match database.looking()? {
         Some(builder) => {
             let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
             let status = supervisor.inspect(&key).await?;

@@ -16,7 +16,7 @@ use crate::{
 
 pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
     let (database, key) = (Database::of(global)?, args.session.key()?);
-    let Some(builder) = database.reading()? else {
+    let Some(builder) = database.asking()? else {
         return nobody(global, args, &SessionStatus::idle(key), &database);
     };
     let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
@@ -94,7 +94,7 @@ fn tell(global: &Global, asked: &Asked, mut session: Value, ended: Option<bool>)
         (_, false) => show::print(format_args!(
             "{key}: {} had been asked to stop before{} (run {})\n",
             holder.label,
-            by.map(|by| format!(", by {}", show::escaped(by))).unwrap_or_default(),
+            by.map(|by| format!(", by {}", tenure::printable(by))).unwrap_or_default(),
             holder.run_id
         )),
     }

@@ -49,7 +49,7 @@ async fn start(
     let mut waiting = Waiting { global, key, since: SystemTime::now(), told: None };
     let mut was_missing = false;
     loop {
-        let (absent, why) = match database.reading()? {
+        let (absent, why) = match database.looking()? {
             None => (Absent::Missing, format!("{} does not exist yet; waiting for it", database.location()?)),
             Some(builder) => match waiting.start(builder).await? {
                 Ok(supervisor) => return Ok(Some(supervisor)),

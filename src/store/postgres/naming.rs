@@ -13,7 +13,7 @@ use std::{
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
 use super::target::refused;
-use crate::{session::printable, store::StoreError};
+use crate::{store::StoreError, text::printable};
 
 /// The name that is used when the URL gives none, and that all embedded SQL is written for.
 pub(super) const DEFAULT: &str = "tenure";

@@ -14,8 +14,8 @@ use url::Url;
 
 use super::{hosts, naming::Naming};
 use crate::{
-    session::printable,
     store::{Bounds, StoreError},
+    text::printable,
 };
 
 /// The database: the servers that may have it, and how to speak to them.

@@ -9,7 +9,7 @@ use std::{
 use percent_encoding::percent_decode_str;
 use url::form_urlencoded;
 
-use crate::{session::printable, store::StoreError};
+use crate::{store::StoreError, text::printable};
 
 /// The file of one store, checked without touching the file system.
 #[derive(Debug, Clone)]
@@ -195,7 +195,7 @@ fn in_memory() -> StoreError {
 }
 
 fn shown(path: &Path) -> String {
-    printable(&path.to_string_lossy())
+    printable(&path.to_string_lossy()).into_owned()
 }
 
 pub(super) fn unusable(detail: impl Into<String>) -> StoreError {

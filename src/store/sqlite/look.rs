@@ -27,7 +27,7 @@ use crate::{
 pub(super) async fn open(file: &DatabaseFile, bounds: Bounds) -> Result<Box<dyn LeaseConnection>, Failure> {
     match open_with_log(file, bounds).await {
         Ok(sqlite) => Ok(Box::new(Connection::of(sqlite, file.clone())?)),
-        Err(failure) if failure.is_denied() => {
+        Err(failure) if failure.is_denied() && file.path().exists() => {
             let unchanging = Unchanging { file: file.clone(), bounds };
             unchanging.check().await?;
             Ok(Box::new(unchanging))
