@@ -207,6 +207,37 @@ fn examination(text: &str) -> Result<Duration, String> {
     })
 }
 
+impl Command {
+    /// Whether it tells events, on stderr unless they go elsewhere, and leaves stdout to CMD.
+    pub(crate) fn has_events(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return matches!(self, Self::Run(_));
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
+}
+
+/// What a command line that cannot be parsed asks for, as far as it can be told.
+pub(crate) struct Asked {
+    pub(crate) json: bool,
+    pub(crate) has_events: bool,
+}
+
+pub(crate) fn asked(args: impl Iterator<Item = OsString>) -> Asked {
+    let mut args = args.take_while(|arg| arg != "--");
+    let (mut json, mut command) = (false, None);
+    while let Some(arg) = args.next() {
+        if arg == "--database" || arg == "--connect-timeout" {
+            args.next();
+        } else if arg == "--json" {
+            json = true;
+        } else if command.is_none() && !arg.to_string_lossy().starts_with('-') {
+            command = Some(arg);
+        }
+    }
+    Asked { json, has_events: command.is_some_and(|command| command == "run") }
+}
+
 /// Text with the password of every URL in it masked.
 pub(crate) fn without_passwords(text: &str) -> String {
     let Some((before, after)) = text.split_once("://") else { return text.to_owned() };
@@ -247,6 +278,17 @@ mod tests {
         for bad in ["", "s", "-1s", "1.2.3s", "1w", "5M", "1m, 30s", "9e9h", "99999999999999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_parsed_still_says_who_is_asked() {
+        let asked = |line: &str| {
+            let asked = asked(line.split(' ').map(OsString::from));
+            (asked.json, asked.has_events)
+        };
+        assert_eq!(asked("--database run --json status --nonsense"), (true, false));
+        assert_eq!(asked("-v run -s x --ttl 5 --json -- sh"), (true, true));
+        assert_eq!(asked("run -s x -- sh --json"), (false, true));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What `run` tells: a line per event, or a JSON object per line.
 
 use std::{
+    cell::OnceCell,
     fs::{File, OpenOptions},
     io::{self, Write},
     os::unix::fs::OpenOptionsExt as _,
@@ -10,9 +11,9 @@ use std::{
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde_json::{Value, json};
-use tenure::{EndReason, Holder, Run, SessionKey, SessionStatus};
+use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus};
 
-use crate::{inherited, lines::Lines, show};
+use crate::{exit::Failure, inherited, lines::Lines, show};
 
 /// Nothing that keeps the lease ever waits for whoever reads events.
 pub(crate) struct Events {
@@ -20,6 +21,8 @@ pub(crate) struct Events {
     json: bool,
     quiet: bool,
     key: SessionKey,
+    /// From the grant on.
+    run_id: OnceCell<RunId>,
 }
 
 /// Something to tell.
@@ -50,7 +53,7 @@ pub(crate) enum Event<'a> {
     /// For people only.
     Note(&'a str),
     /// For people, even when only errors are wanted.
-    Failed(&'a str),
+    Failed(&'a Failure),
 }
 
 impl Events {
@@ -63,10 +66,13 @@ impl Events {
                 None => Box::new(open_to_append(path)?),
             },
         };
-        Ok(Self { lines: Lines::to(output)?, json, quiet, key })
+        Ok(Self { lines: Lines::to(output)?, json, quiet, key, run_id: OnceCell::new() })
     }
 
     pub(crate) fn tell(&self, event: &Event<'_>) {
+        if let Event::Acquired { run, .. } = event {
+            self.run_id.get_or_init(|| run.run_id());
+        }
         let line = match (self.json, self.quiet) {
             (true, _) => match self.json_of(event) {
                 Some(json) => json.to_string(),
@@ -84,35 +90,40 @@ impl Events {
     }
 
     fn json_of(&self, event: &Event<'_>) -> Option<Value> {
-        let (account, session) = (self.key.account(), self.key.session());
         let now = show::rfc3339(SystemTime::now());
-        Some(match event {
-            Event::Acquired { run, holder, ttl } => json!({
-                "event": "acquired", "account": account, "session": session, "run_id": run.run_id().to_string(),
-                "fence": run.fence().as_i64(), "holder": holder, "ttl_ms": show::millis(*ttl),
-                "at": show::rfc3339(run.acquired_at()),
-            }),
-            Event::Busy { holder } => json!({
-                "event": "busy", "account": account, "session": session, "waiting": 0, "at": now,
-                "holder": show::session_json(&SessionStatus::held(self.key.clone(), (*holder).clone())),
-            }),
-            Event::AtRisk { trusted_for } => json!({
-                "event": "at_risk", "account": account, "session": session, "at": now,
-                "trusted_for_ms": show::millis(*trusted_for),
-            }),
-            Event::Recovered => {
-                json!({ "event": "recovered", "account": account, "session": session, "at": now })
+        let (name, at, more) = match event {
+            Event::Acquired { run, holder, ttl } => (
+                "acquired",
+                show::rfc3339(run.acquired_at()),
+                json!({ "fence": run.fence().as_i64(), "holder": holder, "ttl_ms": show::millis(*ttl) }),
+            ),
+            Event::Busy { holder } => {
+                let status = SessionStatus::held(self.key.clone(), (*holder).clone());
+                ("busy", now, json!({ "waiting": 0, "holder": show::session_json(&status) }))
             }
-            Event::Stopping { reason, by, why } => json!({
-                "event": "stopping", "account": account, "session": session, "at": now, "reason": reason, "by": by,
-                "why": why,
-            }),
-            Event::Ended { reason, why, exit_code, released } => json!({
-                "event": "ended", "account": account, "session": session, "at": now, "reason": reason, "why": why,
-                "exit_code": exit_code, "released": released,
-            }),
-            Event::Note(_) | Event::Failed(_) => return None,
-        })
+            Event::AtRisk { trusted_for } => {
+                ("at_risk", now, json!({ "trusted_for_ms": show::millis(*trusted_for) }))
+            }
+            Event::Recovered => ("recovered", now, json!({})),
+            Event::Stopping { reason, by, why } => {
+                ("stopping", now, json!({ "reason": reason, "by": by, "why": why }))
+            }
+            Event::Ended { reason, why, exit_code, released } => (
+                "ended",
+                now,
+                json!({ "reason": reason, "why": why, "exit_code": exit_code, "released": released }),
+            ),
+            Event::Failed(failure) => ("failed", now, failure.to_json()),
+            Event::Note(_) => return None,
+        };
+        let mut json = json!({
+            "event": name, "account": self.key.account(), "session": self.key.session(), "at": at,
+        });
+        if let (Value::Object(json), Value::Object(more)) = (&mut json, more) {
+            json.extend(self.run_id.get().map(|run_id| ("run_id".to_owned(), json!(run_id.to_string()))));
+            json.extend(more);
+        }
+        Some(json)
     }
 
     fn sentence(&self, event: &Event<'_>) -> String {
@@ -144,7 +155,8 @@ impl Events {
                 };
                 format!("ended ({reason}, exit code {exit_code}), {key} {released}")
             }
-            Event::Note(text) | Event::Failed(text) => (*text).to_owned(),
+            Event::Note(text) => (*text).to_owned(),
+            Event::Failed(failure) => failure.to_string(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde_json::{Value, json};
 use tenure::{AcquireError, Closed, ConfigError, InvalidText, QueryError, StartError, StopError, StoreError};
 
 /// `status` and `stop`: nobody holds the session.
@@ -25,16 +26,43 @@ pub(crate) const CANNOT_EXECUTE: u8 = 126;
 #[cfg(target_os = "linux")]
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Why the command ends without having done what it was asked.
+/// Why the command ends without having done what it was asked. For people it is one sentence: what is wrong, and
+/// behind a semicolon what to do about it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
-    pub(crate) message: String,
+    error: String,
+    remedy: Option<String>,
 }
 
 impl Failure {
-    pub(crate) fn new(code: u8, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string() }
+    pub(crate) fn new(code: u8, sentence: impl fmt::Display) -> Self {
+        let sentence = sentence.to_string();
+        match sentence.split_once("; ") {
+            Some((error, remedy)) => Self { code, error: error.to_owned(), remedy: Some(remedy.to_owned()) },
+            None => Self { code, error: sentence, remedy: None },
+        }
+    }
+
+    /// What the parser of the command line says: a line, and paragraphs of help.
+    pub(crate) fn usage(text: &str) -> Self {
+        let text = text.trim();
+        let (error, remedy) = text.split_once("\n\n").unwrap_or((text, ""));
+        let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let remedy = Some(one_line(remedy)).filter(|remedy| !remedy.is_empty());
+        Self { code: USAGE, error: one_line(error.trim_start_matches("error: ")), remedy }
+    }
+
+    /// The one JSON form of a failure, wherever it appears.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({ "event": "failed", "code": self.code, "error": self.error, "remedy": self.remedy })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.error)?;
+        self.remedy.iter().try_for_each(|remedy| write!(f, "; {remedy}"))
     }
 }
 

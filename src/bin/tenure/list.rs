@@ -24,6 +24,10 @@ pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
                 request = request.include_expired();
             }
             let sessions = request.await?;
+            let standby = supervisor.standby().await?;
+            if let Some(standby) = standby.filter(|_| !global.quiet) {
+                show::complain(format_args!("this is {}", show::standby(&standby)));
+            }
             supervisor.shutdown(Duration::ZERO).await;
             sessions
         }

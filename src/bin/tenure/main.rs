@@ -69,9 +69,23 @@ fn main() -> ExitCode {
         result
     });
     ExitCode::from(result.unwrap_or_else(|failure| {
-        show::complain(&failure.message);
+        tell(&failure, cli.global.json, cli.command.has_events());
         failure.code
     }))
+}
+
+/// With `--json`, where JSON is awaited: `run` tells on stderr, as it tells its events; the others answer on stdout, and
+/// stderr is for people.
+fn tell(failure: &Failure, json: bool, has_events: bool) {
+    match (json, has_events) {
+        (true, true) => show::say(failure.to_json()),
+        (true, false) => {
+            show::complain(failure);
+            // Nobody may read it any more.
+            let _ = show::print(format_args!("{}\n", failure.to_json()));
+        }
+        (false, _) => show::complain(failure),
+    }
 }
 
 async fn execute(cli: &Cli) -> Result<u8, Failure> {
@@ -112,10 +126,19 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 fn answer(error: &clap::Error) {
     let text = error.render().to_string();
     let shown = cli::without_passwords(&text);
-    if error.use_stderr() && shown != text {
+    let asked = cli::asked(std::env::args_os().skip(1));
+    if error.use_stderr() && asked.json {
+        let failure = Failure::usage(&shown);
+        if !asked.has_events {
+            // Nobody may read it any more.
+            let _ = show::print(format_args!("{}\n", failure.to_json()));
+            eprint!("{shown}");
+        } else {
+            show::say(failure.to_json());
+        }
+    } else if error.use_stderr() && shown != text {
         eprint!("{shown}");
     } else {
-        // Nobody may read it any more.
         let _ = error.print();
     }
 }

@@ -12,9 +12,7 @@ use std::{
 };
 
 use futures::{Stream, StreamExt as _};
-use tenure::{
-    AcquireError, EndReason, Run, RunEvent, Supervisor, clock::BootInstant, printable, printable_name,
-};
+use tenure::{AcquireError, EndReason, Run, RunEvent, SessionKey, Supervisor, clock::BootInstant, printable};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -35,9 +33,21 @@ use crate::{
 pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure> {
     let key = args.session.key()?;
     check_proc()?;
-    let label = args.holder.clone().unwrap_or_else(user_at_host);
     let events = Events::open(args.events.as_deref(), global.json, global.quiet, key.clone())
         .map_err(|error| Failure::new(USAGE, format!("events cannot be written there: {error}")))?;
+    let code = hold(global, args, &key, &events).await.unwrap_or_else(|failure| {
+        events.tell(&Event::Failed(&failure));
+        if args.events.is_some() {
+            show::complain(&failure);
+        }
+        failure.code
+    });
+    events.close();
+    Ok(code)
+}
+
+async fn hold(global: &Global, args: &cli::Run, key: &SessionKey, events: &Events) -> Result<u8, Failure> {
+    let label = args.holder.clone().unwrap_or_else(user_at_host);
     let mut signals = Signals::listen().map_err(|error| Failure::new(UNAVAILABLE, error))?;
     let builder = Database::of(global)?.writing()?.connect_timeout(global.connect_timeout);
     let starting = builder.ttl(args.ttl).stop_grace(args.stop_grace).holder(&label).start();
@@ -46,7 +56,7 @@ pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure>
         number = signals.next() => return Ok(by_signal(number)),
     };
     let mut news = supervisor.events();
-    let mut request = supervisor.acquire(&key);
+    let mut request = supervisor.acquire(key);
     if let Some(limit) = args.max_duration {
         request = request.max_duration(limit);
     }
@@ -60,7 +70,7 @@ pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure>
     let code = match acquired {
         Ok(run) => {
             events.tell(&Event::Acquired { run: &run, holder: &label, ttl: args.ttl });
-            Session { run, args, events: &events }.work(&supervisor, &mut signals, &mut news).await
+            Session { run, args, events }.work(&supervisor, &mut signals, &mut news).await
         }
         Err(AcquireError::Busy(busy)) => {
             events.tell(&Event::Busy { holder: busy.holder() });
@@ -72,7 +82,6 @@ pub(crate) async fn run(global: &Global, args: &cli::Run) -> Result<u8, Failure>
         Err(error) => Err(error.into()),
     };
     supervisor.shutdown(Duration::ZERO).await;
-    events.close();
     code
 }
 
@@ -112,13 +121,17 @@ impl Session<'_> {
     ) -> Result<u8, Failure> {
         let Self { run, args, events } = self;
         let margin = supervisor.timing().safety_margin();
-        let socket = PhaseSocket::open(&run).map_err(|error| {
-            Failure::new(UNAVAILABLE, format!("no socket for `tenure phase` can be made: {error}"))
-        })?;
+        let socket = match PhaseSocket::open(&run) {
+            Ok(socket) => socket,
+            Err(error) => {
+                let sentence = format!("no socket for `tenure phase` can be made: {error}");
+                return Ok(not_begun(run, events, Some(Failure::new(UNAVAILABLE, sentence))).await);
+            }
+        };
         let terminal = Terminal::open();
         let group = terminal.as_ref().map_or(Group::Own, Terminal::group_for_program);
         let mut trust = run.trust();
-        let Some(until) = trust.next().await else { return Ok(LOST) };
+        let Some(until) = trust.next().await else { return Ok(not_begun(run, events, None).await) };
         let setup =
             Setup { run: run.run_id(), trust: deadlines(until, margin), grace: args.stop_grace, group };
         let plan = Plan {
@@ -127,8 +140,13 @@ impl Session<'_> {
             program: args.program.clone(),
             environment: environment(&run, &socket),
         };
-        let (guarded, reports) = guarded::start(&plan)
-            .map_err(|error| Failure::new(UNAVAILABLE, format!("the guardian cannot be started: {error}")))?;
+        let (guarded, reports) = match guarded::start(&plan) {
+            Ok(started) => started,
+            Err(error) => {
+                let failure = Failure::new(UNAVAILABLE, format!("the guardian cannot be started: {error}"));
+                return Ok(not_begun(run, events, Some(failure)).await);
+            }
+        };
         // Whoever reads CMD's output sees its end when CMD closes it.
         if let Err(error) = inherited::let_go_of_input_and_output() {
             tracing::warn!(%error, "CMD's input and output stay open here");
@@ -167,7 +185,8 @@ impl Session<'_> {
             let error = std::io::Error::from_raw_os_error(errno);
             let name =
                 args.program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            events.tell(&Event::Failed(&format!("{} cannot be started: {error}", printable_name(&name))));
+            let sentence = format!("{} cannot be started: {error}", printable(&name));
+            events.tell(&Event::Failed(&Failure::new(code, sentence)));
         }
         let reason = match signaled {
             _ if is_unseen => "guardian_lost",
@@ -180,6 +199,19 @@ impl Session<'_> {
         events.tell(&Event::Ended { reason, why, exit_code: code, released: ended.released });
         Ok(code)
     }
+}
+
+/// Gives back a session for which nothing was started, and answers the exit code.
+async fn not_begun(run: Run, events: &Events, failure: Option<Failure>) -> u8 {
+    let ended = run.release().await;
+    let (_, why) = request(&ended.reason);
+    let (reason, code) = match (&ended.reason, &failure) {
+        (EndReason::Completed, Some(failure)) => ("failed", failure.code),
+        (reason, _) => (reason_word(reason), exit_code(reason, ProgramEnd::Unknown, None)),
+    };
+    failure.iter().for_each(|failure| events.tell(&Event::Failed(failure)));
+    events.tell(&Event::Ended { reason, why, exit_code: code, released: ended.released });
+    code
 }
 
 /// CMD under its guardian, and what is known of both.

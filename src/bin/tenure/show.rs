@@ -27,6 +27,11 @@ pub(crate) fn print_to_reader(answer: impl Display) -> Result<bool, Failure> {
     }
 }
 
+/// Writes an event to stderr.
+pub(crate) fn say(event: Value) {
+    let _ = writeln!(io::stderr(), "{event}");
+}
+
 /// Writes a line to stderr. There is nobody to tell when that fails.
 pub(crate) fn complain(complaint: impl Display) {
     let _ = writeln!(io::stderr(), "tenure: {complaint}");

@@ -1,0 +1,124 @@
+//! Text from strangers, as people read it: in a log line, on a terminal, in a table.
+
+use std::borrow::Cow;
+
+/// Text in which nothing is hidden, nothing moves the cursor, and nothing turns the direction of reading: control
+/// characters, bidirectional marks, blanks other than the ordinary one, and what has no width are shown escaped.
+///
+/// For people, not for parsing: a text that holds such an escape already looks the same.
+///
+/// ```
+/// assert_eq!(tenure::printable("bell\u{7}, right\u{202e}left, caf\u{e9} \u{1f980}"), "bell\\u{7}, right\\u{202e}left, café 🦀");
+/// ```
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if text.chars().all(is_seen) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for char in text.chars() {
+        if is_seen(char) { shown.push(char) } else { shown.extend(escape(char)) }
+    }
+    Cow::Owned(shown)
+}
+
+/// A name, so that two names which differ look different: as [`printable`], and in quotes when it has a blank, a slash,
+/// a quote, a backslash, or anything that is escaped.
+///
+/// ```
+/// use tenure::printable_name;
+/// assert_eq!(printable_name("chat-9"), "chat-9");
+/// assert_eq!(printable_name("sb "), "\"sb \"");
+/// assert_eq!(printable_name("b/c"), "\"b/c\"");
+/// ```
+pub fn printable_name(name: &str) -> Cow<'_, str> {
+    let is_plain = |char: char| is_seen(char) && !matches!(char, ' ' | '/' | '"' | '\'' | '`' | '\\');
+    if !name.is_empty() && name.chars().all(is_plain) {
+        return Cow::Borrowed(name);
+    }
+    let mut shown = String::from("\"");
+    for char in name.chars() {
+        match char {
+            '"' | '\\' => shown.extend(['\\', char]),
+            char if is_seen(char) => shown.push(char),
+            char => shown.extend(escape(char)),
+        }
+    }
+    shown.push('"');
+    Cow::Owned(shown)
+}
+
+/// `\n`, `\u{202e}`.
+fn escape(char: char) -> impl Iterator<Item = char> {
+    char.escape_default()
+}
+
+/// Whether a character takes room of its own, or changes the look of the one before it.
+fn is_seen(char: char) -> bool {
+    match char {
+        ' '..='~' => true,
+        // Joiners, fillers and selectors that have a category of what can be seen.
+        '\u{034f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}' => false,
+        '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{e0100}'..='\u{e01ef}' => false,
+        char => is_printable(char),
+    }
+}
+
+/// Neither a control or format character, nor a blank, nor one without a meaning: as the standard library has it, which
+/// says so only by what it escapes. Behind another character it leaves what combines with that as it is.
+fn is_printable(char: char) -> bool {
+    let mut buffer = ['x' as u8; 5];
+    let length = 1 + char.encode_utf8(&mut buffer[1..]).len();
+    let pair = std::str::from_utf8(&buffer[..length]).unwrap_or_default();
+    pair.escape_debug().eq(pair.chars())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bell, a bidirectional override, isolates and marks, zero-width ones, a soft hyphen, blanks of other kinds, a
+    /// line separator, a tag, a variation selector, a filler, one for private use, and one that is no character.
+    const UNSEEN: &str = "\u{7}\u{9b}\u{202e}\u{2066}\u{200f}\u{61c}\u{200b}\u{200d}\u{feff}\u{2060}\u{ad}\u{a0}\u{3000}\u{2028}\u{e0041}\
+                          \u{fe0f}\u{3164}\u{e000}\u{fffe}\n\t\r\u{85}";
+
+    #[test]
+    fn what_cannot_be_seen_is_escaped_alone() {
+        for char in UNSEEN.chars() {
+            let text = format!("a{char}b");
+            let shown = printable(&text);
+            assert!(shown.len() > text.len() && shown.chars().all(is_seen), "{shown:?}");
+            assert_eq!(printable_name(&text), format!("\"{shown}\""));
+        }
+        for text in
+            ["", "plain", "a b", "it's \"so\" \\ /", "café", "cafe\u{301}", "हिन्दी", "日本 🦀", "שלום"]
+        {
+            assert_eq!(printable(text), text);
+        }
+    }
+
+    #[test]
+    fn names_that_differ_look_different() {
+        let names = [
+            "sb",
+            "sb ",
+            " sb",
+            "s b",
+            "s  b",
+            "s/b",
+            "sb\u{a0}",
+            "sb\u{200b}",
+            "sb\\u{200b}",
+            "\"sb \"",
+            "sb\n",
+            "sb\\n",
+            "",
+            "\u{202e}sb",
+            "s\u{ad}b",
+        ];
+        for (n, one) in names.iter().enumerate() {
+            for other in &names[n + 1..] {
+                assert_ne!(printable_name(one), printable_name(other));
+            }
+        }
+    }
+}
