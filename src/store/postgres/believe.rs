@@ -38,7 +38,7 @@ impl Doubt {
     }
 
     /// Nothing that such a server shows is to be believed, whatever it is wanted for.
-    fn hides_rows(self) -> bool {
+    pub(super) fn hides_rows(self) -> bool {
         matches!(self, Self::NoTable | Self::RowSecurity)
     }
 

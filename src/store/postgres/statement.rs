@@ -172,6 +172,15 @@ enum Purpose {
     Look(Option<Standby>),
 }
 
+impl Purpose {
+    fn grants(&self) -> &'static str {
+        match self {
+            Self::Write => fault::GRANTS,
+            Self::Look(_) => fault::GRANTS_TO_LOOK,
+        }
+    }
+}
+
 impl Session {
     pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
         let (naming, turn) = (server.naming.clone(), server.turn.clone());
@@ -238,7 +247,10 @@ impl Session {
             awaited.answered();
             match sent {
                 Err(error) if attempt < ATTEMPTS && fault::is_retried(&error) => attempt += 1,
-                Err(error) => return Err(fault::on_use(error, &self.location, &self.naming)),
+                Err(error) => {
+                    let remedy = self.naming.text(self.purpose.grants());
+                    return Err(fault::on_statement(error, &self.location, &remedy));
+                }
                 Ok(rows) => return Ok(rows),
             }
         }
