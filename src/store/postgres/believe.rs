@@ -59,8 +59,8 @@ impl Doubt {
             Self::NoTable => NO_TABLE,
             Self::RowSecurity => ROW_SECURITY,
             Self::Standby => {
-                "it is read-only: a standby, or a primary that was demoted; name the server that takes writes in the \
-                 URL too (postgres://h1,h2/db), or promote this one"
+                "it is read-only: a standby, or a primary that was demoted; name its primary in the URL too \
+                 (postgres://h1,h2/db), or promote it"
             }
             Self::ReadOnly => {
                 "it is read-only: default_transaction_read_only is on for the server or the database, as on a primary \

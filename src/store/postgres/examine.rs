@@ -34,7 +34,7 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
             Err(refusal) => refusals.push((server, refusal)),
         }
     }
-    let mut findings = judge::servers(target, &visits, &refusals);
+    let mut findings = judge::servers(&visits, &refusals);
     // A standby tells something, too, if there is nothing better.
     let is_authority = |visit: &Visit<'_>| matches!(visit.doubt, None | Some(Doubt::ReadOnlyRole));
     let chosen = visits.iter().position(is_authority).unwrap_or(0);

@@ -19,11 +19,7 @@ use crate::{
 };
 
 /// One finding for each server that the URL names.
-pub(super) fn servers(
-    target: &Target,
-    visits: &[Visit<'_>],
-    refusals: &[(&Server, StoreError)],
-) -> Vec<Finding> {
+pub(super) fn servers(visits: &[Visit<'_>], refusals: &[(&Server, StoreError)]) -> Vec<Finding> {
     let takes_writes = visits.iter().filter(|visit| visit.doubt.is_none()).count();
     let is_authority = |visit: &Visit<'_>| matches!(visit.doubt, None | Some(Doubt::ReadOnlyRole));
     let has_authority = visits.iter().any(is_authority);
