@@ -25,7 +25,7 @@ async fn names_that_differ_are_shown_apart_wherever_people_read_them(backend: im
         ["sb", r#""sb ""#, r#""s/b""#, r#""sb\u{200b}""#, r#""\u{202e}sb""#, r#""sb\u{a0}""#, r#""\"sb \"""#];
     let list = scene.output(["--database", &url, "list"]).text();
     for (name, shown) in names.into_iter().zip(shown) {
-        let row = |line: &str| line.starts_with("acct") && line.contains(&format!(" {shown} "));
+        let row = |line: &str| line.trim_start().starts_with("acct ") && line.contains(&format!(" {shown} "));
         assert_eq!(list.lines().filter(|line| row(line)).count(), 1, "{shown}: {list}");
         let status = scene.output(["--database", &url, "status", "-a", "acct", "-s", name]).text();
         assert!(status.starts_with(&format!("acct/{shown} is running")), "{shown}: {status}");
@@ -43,11 +43,11 @@ async fn names_that_differ_are_shown_apart_wherever_people_read_them(backend: im
 async fn a_negative_number_is_a_name(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let named = ["-a", "-5", "-s", "-1001234567890"];
-    let script = "$TENURE phase -7 && $TENURE status -a -5 -s -1001234567890 && $TENURE list -a -5";
+    let script = "$TENURE phase -7 && $TENURE status -a -5 -s -1001234567890 --database $URL";
     let run =
         [&["--database", &url, "run"][..], &named, &["--holder", "-1", "--", "sh", "-c", script]].concat();
     let mut command = scene.tenure(run);
-    command.env("TENURE_DATABASE_URL", &url);
+    command.env("URL", &url);
     let done = crate::scene::Running::start(command).finish();
     assert_eq!(done.code, 0, "{done:?}");
     assert!(done.text().starts_with("-5/-1001234567890 is running"), "{done:?}");

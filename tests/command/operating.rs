@@ -60,7 +60,6 @@ mod on_a_server {
 
     use super::*;
     use crate::support::{
-        backend::Backend as _,
         operating,
         postgres::{self, Server},
         postgres_backend::PostgresBackend,
@@ -142,7 +141,7 @@ mod on_a_file {
     use sqlx::{AssertSqlSafe, Row as _};
 
     use super::*;
-    use crate::support::{backend::Backend as _, operating, sqlite_backend::SqliteBackend};
+    use crate::support::{operating, sqlite_backend::SqliteBackend};
 
     #[tokio::test]
     async fn the_statements_for_dashboards_show_what_the_command_does() {

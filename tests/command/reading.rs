@@ -1,6 +1,11 @@
 //! Looking at a SQLite file that this user may only read.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::Path,
+    process::Command,
+};
 
 use crate::scene::{ACCOUNT, Finished, Running, Scene, unprivileged};
 
@@ -70,11 +75,11 @@ fn a_watcher_who_may_only_read_sees_runs_come_and_go() {
     let scene = Scene::new();
     let url = readable(&scene);
     let script = "exec \"$PROGRAM\" --json --database \"$1\" watch -a acct -s chat >&2";
-    let (program, _file) = unprivileged(&scene, &[]);
-    let mut command = std::process::Command::new("sh");
+    let (program, file) = unprivileged(&scene, &[]);
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
+    let mut command = Command::new("sh");
     if rustix::process::geteuid().is_root() {
-        command = std::process::Command::new("setpriv");
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "sh"]);
+        command.uid(65_534).gid(65_534);
     }
     command.env("PROGRAM", program.get_program());
     let mut watch = Running::start(scene.dress(command, ["-c", script, "sh", &url]));
