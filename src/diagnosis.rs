@@ -1,7 +1,8 @@
 //! How fit a database is to judge leases: what was measured and found, how good that is, and what to change.
 //!
-//! An [`Examination`] disturbs no lease. It writes once in a while, to see how long a commit takes, and leaves nothing
-//! behind; it creates neither a file nor a schema. What it finds is of this moment, and seen from this machine.
+//! An [`Examination`] disturbs no lease. It writes once in a while, to see how long a commit takes, and tries in a
+//! directory of its own whether a SQLite file that is not there could be made; it leaves nothing behind, neither a file nor a
+//! schema. What it finds is of this moment, and seen from this machine.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -40,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) lasting: Duration,
     /// For connecting to one server, and for one statement.
     pub(crate) patience: Duration,
+    /// The directory of a SQLite file may be made by whoever starts runs.
+    pub(crate) makes_directory: bool,
 }
 
 impl Examination {
@@ -48,7 +51,11 @@ impl Examination {
 
     /// Of the database that a URL names, as for [`Supervisor::builder`](crate::Supervisor::builder).
     pub fn of(url: impl Into<String>) -> Self {
-        let plan = Plan { lasting: Duration::from_secs(3), patience: Duration::from_secs(5) };
+        let plan = Plan {
+            lasting: Duration::from_secs(3),
+            patience: Duration::from_secs(5),
+            makes_directory: false,
+        };
         Self { url: url.into(), plan }
     }
 
@@ -62,6 +69,13 @@ impl Examination {
     /// How long to wait for one server to be connected, and for each answer. Default 5 s.
     pub fn patience(mut self, time: Duration) -> Self {
         self.plan.patience = time;
+        self
+    }
+
+    /// Whoever starts runs makes the directory of a SQLite file that is not there, as `tenure run` does for its own: then
+    /// a missing directory is no failure where it can be made. Default `false`.
+    pub fn makes_directory(mut self, makes: bool) -> Self {
+        self.plan.makes_directory = makes;
         self
     }
 

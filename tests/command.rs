@@ -24,8 +24,17 @@ mod ending;
 mod events;
 #[path = "command/exit_codes.rs"]
 mod exit_codes;
+#[path = "command/failed.rs"]
+mod failed;
+#[cfg(feature = "postgres")]
+#[path = "command/hidden.rs"]
+mod hidden;
 #[path = "command/looking.rs"]
 mod looking;
+#[path = "command/names.rs"]
+mod names;
+#[path = "command/operating.rs"]
+mod operating;
 #[cfg(feature = "postgres")]
 #[path = "command/outages.rs"]
 mod outages;
@@ -34,6 +43,9 @@ mod outages;
 mod passing;
 #[path = "command/phase.rs"]
 mod phase;
+#[cfg(feature = "sqlite")]
+#[path = "command/reading.rs"]
+mod reading;
 #[path = "command/refused.rs"]
 mod refused;
 #[path = "command/scene.rs"]
@@ -42,6 +54,9 @@ mod scene;
 #[cfg(feature = "postgres")]
 #[path = "command/secrets.rs"]
 mod secrets;
+#[cfg(feature = "postgres")]
+#[path = "command/standby.rs"]
+mod standby;
 #[path = "command/stopping.rs"]
 mod stopping;
 #[path = "command/watching.rs"]

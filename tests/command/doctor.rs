@@ -204,7 +204,7 @@ mod on_a_server {
 
         let closed = backend.database().url_at(crate::support::free_address());
         let done = scene.output(["--database", &closed, "--json", "doctor"]);
-        assert_eq!((done.code, done.text().as_str()), (69, ""), "{done:?}");
+        assert_eq!((done.code, &done.json()["event"]), (69, &"failed".into()), "{done:?}");
     }
 
     /// What it sees of a cluster, from the healthy one to the worst of all.
@@ -337,6 +337,59 @@ mod on_a_file {
         let backend = SqliteBackend::start().await;
         let examined = Examination::of(backend.url()).lasting(Duration::MAX).run();
         assert!(tokio::time::timeout(Duration::from_millis(200), examined).await.is_err());
+    }
+
+    /// It tries what the first run would do, as a user who may not do everything.
+    #[test]
+    fn a_place_where_no_run_could_make_its_database_fails_and_is_left_as_it_was() {
+        let scene = Scene::new();
+        let mode = |name: &str, mode| {
+            fs::set_permissions(scene.path(name), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        mode("", 0o755);
+        for (name, bits) in [("closed", 0o555), ("open", 0o777)] {
+            fs::create_dir(scene.path(name)).unwrap();
+            mode(name, bits);
+        }
+        fs::write(scene.path("text"), "in the way").unwrap();
+        fs::write(scene.path("closed/empty.db"), "").unwrap();
+        let of = |file: &str| {
+            let url = format!("sqlite://{}", scene.path(file).display());
+            let args = ["--database", &url, "--json", "doctor", "--for", "50ms"];
+            let (command, _program) = crate::scene::unprivileged(&scene, &args);
+            Seen::in_answer(&crate::scene::Running::start(command).finish())
+        };
+        for (file, check, says) in [
+            ("none/tenure.db", "file", "none does not exist; create it"),
+            ("text/tenure.db", "file", "text is not a directory"),
+            ("closed/tenure.db", "file", "closed cannot be written"),
+            ("closed/empty.db", "permissions", "closed"),
+        ] {
+            let seen = of(file);
+            assert_eq!((seen.code, seen.verdict.as_str()), (69, "fail"), "{file}: {:?}", seen.findings);
+            seen.assert(check, "fail", says);
+        }
+        let fine = of("open/tenure.db");
+        assert_eq!(fine.code, 0, "{:?}", fine.findings);
+        fine.assert("file", "ok", "the first run creates it");
+        fine.assert("journal_mode", "ok", "write-ahead");
+        assert!(fine.findings["commit"]["measured"]["worst_ms"].is_f64());
+        for (directory, left) in [("closed", 1), ("open", 0)] {
+            assert_eq!(fs::read_dir(scene.path(directory)).unwrap().count(), left, "{directory}");
+        }
+        assert!(!scene.has("none"));
+    }
+
+    #[test]
+    fn a_default_directory_that_could_not_be_made_fails() {
+        let scene = Scene::new();
+        let seen = || Seen::in_answer(&scene.output(["--json", "doctor", "--for", "50ms"]));
+        assert_eq!(seen().code, 0, "{:?}", seen().findings);
+        assert_eq!(fs::read_dir(scene.path("state")).unwrap().count(), 0, "nothing is left");
+        fs::write(scene.path("state/tenure"), "in the way").unwrap();
+        let blocked = seen();
+        assert_eq!(blocked.code, 69);
+        blocked.assert("file", "fail", "state/tenure is not a directory");
     }
 
     #[test]

@@ -76,14 +76,18 @@ async fn every_event_has_the_fields_that_are_promised(backend: impl Reachable) {
     assert_eq!(run_id.parse::<uuid::Uuid>().unwrap().to_string(), run_id);
 
     let [_, stopping, ended] = &events[..] else { panic!("{done:?}") };
-    assert_eq!(names(stopping), ["account", "at", "by", "event", "reason", "session", "why"]);
+    assert_eq!(names(stopping), ["account", "at", "by", "event", "reason", "run_id", "session", "why"]);
     assert_eq!((&stopping["reason"], &stopping["by"]), (&"signal".into(), &Value::Null));
     assert_eq!((&stopping["why"], &ended["why"]), (&Value::Null, &Value::Null));
-    assert_eq!(names(ended), ["account", "at", "event", "exit_code", "reason", "released", "session", "why"]);
+    assert_eq!(
+        names(ended),
+        ["account", "at", "event", "exit_code", "reason", "released", "run_id", "session", "why"]
+    );
     assert_eq!((&ended["exit_code"], &ended["released"]), (&143.into(), &true.into()));
     for event in &events {
         assert_eq!((&event["account"], &event["session"]), (&ACCOUNT.into(), &"chat".into()));
         assert_recent(instant(&event["at"]));
+        assert_eq!(event["run_id"], run_id);
     }
 }
 

@@ -27,7 +27,7 @@ on_every_backend! {
     looking_changes_nothing
 }
 
-pub(crate) const FIELDS: [&str; 12] = [
+pub(crate) const FIELDS: [&str; 13] = [
     "account",
     "acquired_at",
     "expires_at",
@@ -37,6 +37,7 @@ pub(crate) const FIELDS: [&str; 12] = [
     "phase",
     "run_id",
     "session",
+    "standby",
     "state",
     "stop_requested",
     "waiting",
@@ -86,6 +87,7 @@ async fn a_held_session_shows_every_field(backend: impl Reachable) {
     assert!(instant(&seen["expires_at"]) > instant(&seen["acquired_at"]));
     assert!(seen["expires_in_ms"].as_u64().is_some_and(|left| left <= 10_000), "{seen}");
     assert_eq!((&seen["stop_requested"], &seen["waiting"]), (&Value::Null, &0.into()));
+    assert!(seen["standby"].is_null(), "the authority has said so: {seen}");
     let list = scene.output(["--database", &url, "--json", "list"]).json();
     assert_eq!((names(&list[0]), &list[0]["run_id"]), (FIELDS.to_vec(), &seen["run_id"]));
     let done = scene.output(["--database", &url, "status", "-a", ACCOUNT, "-s", "chat"]);

@@ -44,7 +44,7 @@ fn wrong_usage_is_64_and_touches_nothing() {
         (&run, "<CMD>"),
         (&[&run[..], &["--no-such-option", "--", "touch", "started"]].concat(), "--no-such-option"),
         (&[&run[..], &["--ttl", "30", "--", "touch", "started"]].concat(), "30s"),
-        (&[&run[..], &["--ttl", "1d", "--", "touch", "started"]].concat(), "1.5s"),
+        (&[&run[..], &["--ttl", "1w", "--", "touch", "started"]].concat(), "1.5s"),
         (&[&run[..], &["--stop-grace", "5", "--", "touch", "started"]].concat(), "5s"),
         (&[&run[..], &["--max-duration", "5", "--", "touch", "started"]].concat(), "5s"),
         (&["--connect-timeout", "5", "list"], "5s"),

@@ -12,6 +12,7 @@ pub mod device;
 pub mod history;
 #[cfg(feature = "testing")]
 pub mod memory_backend;
+pub mod operating;
 #[cfg(feature = "postgres")]
 pub mod pgbouncer;
 #[cfg(feature = "postgres")]

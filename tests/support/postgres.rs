@@ -533,6 +533,15 @@ fn server_binaries() -> PathBuf {
     candidates().find(|dir| is_complete(dir)).unwrap_or_else(|| panic!("{REMEDY}"))
 }
 
+/// A tool of the servers' release, such as `pg_dump`. `None`, and said so, where only the servers are installed.
+pub fn tool(name: &str) -> Option<PathBuf> {
+    let tool = Some(server_binaries().join(name)).filter(|tool| tool.is_file());
+    if tool.is_none() {
+        eprintln!("skipped: there is no {name} beside the server's binaries");
+    }
+    tool
+}
+
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let named = env::var_os("TENURE_PG_BIN").map(PathBuf::from);
     if let Some(dir) = &named {

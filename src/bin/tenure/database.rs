@@ -65,6 +65,10 @@ impl Database {
         Ok(self.file()?.is_none_or(|file| file.try_exists().unwrap_or(true)))
     }
 
+    pub(crate) fn is_default(&self) -> bool {
+        self.is_default
+    }
+
     pub(crate) fn url(&self) -> &str {
         &self.url
     }

@@ -16,6 +16,7 @@ use crate::{
 pub(crate) async fn doctor(global: &Global, args: &Doctor) -> Result<u8, Failure> {
     let database = Database::of(global)?;
     let examination = Examination::of(database.url()).lasting(args.lasting).patience(global.connect_timeout);
+    let examination = examination.makes_directory(database.is_default());
     let diagnosis = examination.run().await?;
     if global.json {
         show::print(format_args!("{}\n", to_json(&diagnosis)))?;

@@ -38,7 +38,7 @@ impl Doubt {
     }
 
     /// Nothing that such a server shows is to be believed, whatever it is wanted for.
-    fn hides_rows(self) -> bool {
+    pub(super) fn hides_rows(self) -> bool {
         matches!(self, Self::NoTable | Self::RowSecurity)
     }
 
@@ -59,8 +59,8 @@ impl Doubt {
             Self::NoTable => NO_TABLE,
             Self::RowSecurity => ROW_SECURITY,
             Self::Standby => {
-                "it is read-only: a standby, or a primary that was demoted; name the server that takes writes in the \
-                 URL too (postgres://h1,h2/db), or promote this one"
+                "it is read-only: a standby, or a primary that was demoted; name its primary in the URL too \
+                 (postgres://h1,h2/db), or promote it"
             }
             Self::ReadOnly => {
                 "it is read-only: default_transaction_read_only is on for the server or the database, as on a primary \
@@ -76,12 +76,12 @@ impl Doubt {
     }
 }
 
-const NO_TABLE: &str = "tenure.session_lease is not a table but a view or the like, which may hide sessions that are \
-    held; give the table its name back, and let tenure's role use that";
+const NO_TABLE: &str = "session_lease is not a table but a view or the like, which may hide sessions that are held; give \
+    the table its name back, and let this role use that";
 
 /// Any policy counts: what it would hide is not known before it is too late.
-pub(super) const ROW_SECURITY: &str = "row-level security may hide sessions that are held from this role; ALTER TABLE \
-    tenure.session_lease DISABLE ROW LEVEL SECURITY (and tenure.migration), or ALTER ROLE … BYPASSRLS";
+pub(super) const ROW_SECURITY: &str = "row-level security may hide sessions that are held from this role; ALTER ROLE … \
+    BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY for the tables session_lease and migration";
 
 /// What makes an answer less than the truth of now; `None` when it is the truth.
 pub(super) fn doubt(session: &Session, row: &PgRow) -> Result<Option<Doubt>, StoreError> {

@@ -119,7 +119,7 @@ pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
     schema::check(newest, session.location())
 }
 
-const PROBE: &str = concat!(include_str!("server.sql"), include_str!("probe.sql"));
+pub(super) const PROBE: &str = concat!(include_str!("server.sql"), include_str!("probe.sql"));
 
 /// Whether the server takes no writes.
 pub(super) const READ_ONLY: &str =

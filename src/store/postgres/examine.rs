@@ -13,6 +13,7 @@ use sqlx::{
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
+    believe::Doubt,
     connect, fault, schema,
     target::{Server, Target},
 };
@@ -33,9 +34,10 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
             Err(refusal) => refusals.push((server, refusal)),
         }
     }
-    let mut findings = judge::servers(target, &visits, &refusals);
+    let mut findings = judge::servers(&visits, &refusals);
     // A standby tells something, too, if there is nothing better.
-    let chosen = visits.iter().position(|visit| visit.takes_writes).unwrap_or(0);
+    let is_authority = |visit: &Visit<'_>| matches!(visit.doubt, None | Some(Doubt::ReadOnlyRole));
+    let chosen = visits.iter().position(is_authority).unwrap_or(0);
     if visits.is_empty() {
         return Err(connect::nobody(target, &refusals));
     }
@@ -67,6 +69,14 @@ fn or_failure(check: &'static str, found: Result<Vec<Finding>, StoreError>) -> V
 
 /// Whether there is one, and the rights that its use needs.
 async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> bool {
+    const DOUBT: &str = concat!(include_str!("server.sql"), "SELECT doubt FROM server");
+    // Where there is no schema, or none that may be used, the next question tells.
+    let doubt = visit.row(DOUBT).await.ok();
+    let doubt = doubt.and_then(|row| visit.read::<Option<&str>>(&row, "doubt").ok().flatten().map(Doubt::of));
+    if let Some(doubt) = doubt.filter(|doubt| doubt.hides_rows()) {
+        findings.push(Finding::failure("visibility", doubt.error(visit.location())));
+        return false;
+    }
     let newest = visit.newest_schema().await;
     if let Err(error) = newest.and_then(|newest| {
         schema::check(newest, visit.location())?;
@@ -77,19 +87,27 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> b
         return false;
     }
     let sufficient = visit.row(include_str!("examine/rights.sql")).await;
-    let missing = match sufficient.and_then(|row| visit.read(&row, "sufficient")) {
-        Ok(true) => {
-            findings.push(Finding::fine("rights", "all that leases need"));
-            return true;
+    let found = sufficient
+        .and_then(|row| Ok((visit.read::<bool>(&row, "sufficient")?, visit.read::<bool>(&row, "may_look")?)));
+    let (is_sufficient, may_look) = found.clone().unwrap_or_default();
+    findings.push(match found {
+        Ok(_) if is_sufficient => Finding::fine("rights", "all that leases need"),
+        Ok(_) => {
+            let found = if may_look {
+                "this role may look, but not hold a lease"
+            } else {
+                "something is not granted"
+            };
+            let detail = format!("{found}; {}", fault::grants(&visit.server.naming));
+            let location = visit.location().to_owned();
+            Finding::failure("rights", StoreError::PermissionDenied { location, detail })
         }
-        Ok(false) => StoreError::PermissionDenied {
-            location: visit.location().to_owned(),
-            detail: format!("something is not granted; {}", fault::grants(&visit.server.naming)),
-        },
-        Err(error) => error,
-    };
-    findings.push(Finding::failure("rights", missing));
-    false
+        Err(error) => Finding::failure("rights", error),
+    });
+    if may_look {
+        findings.push(Finding::fine("visibility", "no lease is hidden from this role"));
+    }
+    may_look
 }
 
 /// How long a round trip and a commit take, and how the clocks go.
@@ -100,7 +118,7 @@ async fn measure(visit: &mut Visit<'_>, plan: Plan, findings: &mut Vec<Finding>)
     });
     let round_trips = samples.iter().map(ClockSample::round_trip).collect();
     findings.extend(Latency::of(round_trips).map(|trips| trips.finding("round_trip", "the network between")));
-    if visit.takes_writes {
+    if visit.doubt.is_none() {
         findings.push(measure_commits(visit).await);
     }
     let clocks = Clocks::of(&samples);
@@ -195,26 +213,34 @@ struct Visit<'a> {
     connection: Option<PgConnection>,
     patience: Duration,
     version: String,
-    takes_writes: bool,
+    /// Why leases cannot be asked of it, as far as that has nothing to do with the schema.
+    doubt: Option<Doubt>,
+    /// How old the last commit is that a standby knows.
+    behind: Option<Duration>,
 }
 
 impl<'a> Visit<'a> {
     /// Asks the server at once what it is.
     async fn begin(server: &'a Server, plan: Plan) -> Result<Self, StoreError> {
         let mut visit = Self::of(server, server.plain_options(), plan.patience);
-        let row = visit
-            .row(
-                "SELECT current_setting('server_version') AS version, \
-                 NOT (pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean) AS takes_writes",
-            )
-            .await?;
+        let row = visit.row(include_str!("examine/server.sql")).await?;
         visit.version = visit.read(&row, "version")?;
-        visit.takes_writes = visit.read(&row, "takes_writes")?;
+        visit.doubt = visit.read::<Option<&str>>(&row, "doubt")?.map(Doubt::of);
+        let behind = visit.read::<Option<i64>>(&row, "behind")?;
+        visit.behind = behind.map(|micros| Duration::from_micros(micros.try_into().unwrap_or(0)));
         Ok(visit)
     }
 
     fn of(server: &'a Server, options: PgConnectOptions, patience: Duration) -> Self {
-        Self { server, options, connection: None, patience, version: String::new(), takes_writes: false }
+        Self {
+            server,
+            options,
+            connection: None,
+            patience,
+            version: String::new(),
+            doubt: None,
+            behind: None,
+        }
     }
 
     /// The one that is there, or a new one.

@@ -11,9 +11,13 @@ use super::{believe::ROW_SECURITY, naming::Naming, target::Server};
 use crate::store::StoreError;
 
 /// What it takes to use the schema, in the words for the default one.
-const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
+pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
     GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.session_lease; GRANT USAGE, UPDATE ON SEQUENCE \
     tenure.fence_floor; GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint)";
+
+/// What it takes to look.
+pub(super) const GRANTS_TO_LOOK: &str = "to look, the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON \
+    tenure.migration, tenure.session_lease";
 
 /// Serialization failure and deadlock: the same statement, sent again, may well succeed.
 pub(super) fn is_retried(error: &Error) -> bool {

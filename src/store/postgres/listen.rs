@@ -11,6 +11,7 @@ use sqlx::{
 use tokio::runtime::Handle;
 
 use super::{
+    believe::Doubt,
     connect, fault,
     naming::Naming,
     target::{Server, Target},
@@ -61,10 +62,13 @@ impl Channel {
 
     /// As a connection that works with leases: this one lives as long, and is at rest for longer.
     async fn settle(&mut self) -> Result<(), StoreError> {
-        let probe = sqlx::query(self.naming.sql(include_str!("probe.sql"))).bind(true).persistent(false);
+        let probe = sqlx::query(self.naming.sql(connect::PROBE)).bind(true).persistent(false);
         let answer = probe.fetch_one(&mut *self.listener()?).await;
-        let answer = answer.and_then(|row| row.try_get("read_only"));
-        self.takes_writes(answer)
+        let doubt = answer.and_then(|row| row.try_get::<Option<String>, _>("doubt"));
+        match doubt.map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
+            Some(word) => Err(Doubt::of(&word).error(&self.location)),
+            None => Ok(()),
+        }
     }
 
     /// Whoever asks a run to stop does so where writes are taken.

@@ -5,7 +5,7 @@
 -- - The session lives as long as its runs, and may be at rest for long.
 SELECT
     server.doubt,
-    (extract(epoch FROM clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,
+    (extract(epoch FROM pg_catalog.clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,
     CASE
         WHEN $1::boolean AND pg_catalog.current_setting('synchronous_commit') = 'off'
             THEN pg_catalog.set_config('synchronous_commit', 'on', false)

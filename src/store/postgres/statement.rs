@@ -172,17 +172,20 @@ enum Purpose {
     Look(Option<Standby>),
 }
 
+impl Purpose {
+    fn grants(&self) -> &'static str {
+        match self {
+            Self::Write => fault::GRANTS,
+            Self::Look(_) => fault::GRANTS_TO_LOOK,
+        }
+    }
+}
+
 impl Session {
     pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
         let (naming, turn) = (server.naming.clone(), server.turn.clone());
-        Self {
-            connection,
-            location: server.location.clone(),
-            naming,
-            pooled: server.pooled,
-            turn,
-            purpose: Purpose::Write,
-        }
+        let (location, pooled) = (server.location.clone(), server.pooled);
+        Self { connection, location, naming, pooled, turn, purpose: Purpose::Write }
     }
 
     /// From now on it only looks, and may do so on a server that takes no writes.
@@ -244,7 +247,10 @@ impl Session {
             awaited.answered();
             match sent {
                 Err(error) if attempt < ATTEMPTS && fault::is_retried(&error) => attempt += 1,
-                Err(error) => return Err(fault::on_use(error, &self.location, &self.naming)),
+                Err(error) => {
+                    let remedy = self.naming.text(self.purpose.grants());
+                    return Err(fault::on_statement(error, &self.location, &remedy));
+                }
                 Ok(rows) => return Ok(rows),
             }
         }

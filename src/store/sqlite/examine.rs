@@ -17,6 +17,7 @@ use crate::{
 
 #[cfg(unix)]
 mod place;
+mod trial;
 
 /// Creates nothing: a file that is not there is a finding, too.
 ///
@@ -24,9 +25,9 @@ mod place;
 pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !file.path().exists() {
-        findings.push(absent(file));
         #[cfg(unix)]
         findings.extend(place::around(file.path()));
+        findings.extend(examine_absence(file, plan).await);
         return findings;
     }
     findings.push(Finding::fine("file", "there"));
@@ -45,6 +46,9 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     let has_schema = examine_schema(&mut sqlite, file, &mut findings).await;
     let mode = journal_mode(&mut sqlite, file.path()).await;
     findings.push(mode.unwrap_or_else(|failure| failed("journal_mode", failure)));
+    if !has_schema && file.access() == Access::Create {
+        findings.extend(examine_room_for_schema(&mut sqlite, file, plan).await);
+    }
     if has_schema && may_write {
         match super::accept_writes(&mut sqlite).await {
             Ok(()) => {
@@ -68,10 +72,32 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     findings
 }
 
-fn absent(file: &DatabaseFile) -> Finding {
-    match file.access() {
-        Access::Create => Finding::fine("file", "not there yet: the first run creates it, with its schema"),
-        Access::ReadOnly | Access::ReadWrite => Finding::failure("file", file.cannot_open()),
+/// What the first run would meet.
+async fn examine_absence(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
+    if file.access() != Access::Create {
+        return vec![Finding::failure("file", file.cannot_open())];
+    }
+    let there = Finding::fine("file", "not there yet: the first run creates it, with its schema");
+    match trial::beside(file, plan).await {
+        Ok(found) => std::iter::once(there).chain(found).collect(),
+        Err(error) => vec![Finding::failure("file", error)],
+    }
+}
+
+/// A file without the schema, which the first run applies.
+async fn examine_room_for_schema(
+    sqlite: &mut SqliteConnection,
+    file: &DatabaseFile,
+    plan: Plan,
+) -> Vec<Finding> {
+    let locked = sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(sqlite).await;
+    match locked.map_err(Failure::from) {
+        Err(failure) if !failure.is_busy() => {
+            vec![Finding::failure("permissions", failure.in_file(file))]
+        }
+        _ => trial::beside(file, plan)
+            .await
+            .unwrap_or_else(|error| vec![Finding::failure("permissions", error)]),
     }
 }
 

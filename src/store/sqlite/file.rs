@@ -52,7 +52,7 @@ impl DatabaseFile {
         Ok(Self::new(path, access))
     }
 
-    fn new(path: PathBuf, access: Access) -> Self {
+    pub(super) fn new(path: PathBuf, access: Access) -> Self {
         let location = printable(&path.to_string_lossy()).into();
         Self { path: path.into(), location, access }
     }
@@ -194,7 +194,7 @@ fn in_memory() -> StoreError {
     )
 }
 
-fn shown(path: &Path) -> String {
+pub(super) fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 

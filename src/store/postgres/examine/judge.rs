@@ -11,6 +11,7 @@ use crate::{
     store::{
         StoreError,
         postgres::{
+            believe::Doubt,
             connect,
             target::{Server, Target},
         },
@@ -18,14 +19,12 @@ use crate::{
 };
 
 /// One finding for each server that the URL names.
-pub(super) fn servers(
-    target: &Target,
-    visits: &[Visit<'_>],
-    refusals: &[(&Server, StoreError)],
-) -> Vec<Finding> {
-    let takes_writes = visits.iter().filter(|visit| visit.takes_writes).count();
+pub(super) fn servers(visits: &[Visit<'_>], refusals: &[(&Server, StoreError)]) -> Vec<Finding> {
+    let takes_writes = visits.iter().filter(|visit| visit.doubt.is_none()).count();
+    let is_authority = |visit: &Visit<'_>| matches!(visit.doubt, None | Some(Doubt::ReadOnlyRole));
+    let has_authority = visits.iter().any(is_authority);
     let mut findings: Vec<_> =
-        visits.iter().map(|visit| server(visit, takes_writes, target.in_order().len())).collect();
+        visits.iter().map(|visit| server(visit, takes_writes, has_authority)).collect();
     findings.extend(refusals.iter().map(|(server, error)| {
         Finding::warning(
             "server",
@@ -36,31 +35,26 @@ pub(super) fn servers(
     findings
 }
 
-fn server(visit: &Visit<'_>, takes_writes: usize, servers: usize) -> Finding {
+fn server(visit: &Visit<'_>, takes_writes: usize, has_authority: bool) -> Finding {
     let named = format!("{}: PostgreSQL {}", visit.server.address, visit.version);
-    match (visit.takes_writes, takes_writes) {
-        (true, 1) => Finding::fine("server", format!("{named}, takes writes")),
-        (true, _) => Finding::warning(
+    match visit.doubt {
+        None if takes_writes == 1 => Finding::fine("server", format!("{named}, takes writes")),
+        None => Finding::warning(
             "server",
             format!("{named}, takes writes, and so does another of these servers"),
             "two primaries grant the same session twice, and nothing can tell: stop one of them now, or name servers \
              of one cluster only",
         ),
-        (false, 0) => Finding::failure(
-            "server",
-            StoreError::Unavailable {
-                location: visit.location().to_owned(),
-                detail: format!(
-                    "it is read-only, and leases need writes; {}",
-                    if servers == 1 {
-                        "name its primary in the URL too (postgres://h1,h2/db), or end its read-only mode"
-                    } else {
-                        "promote one of these servers, or end its read-only mode"
-                    }
-                ),
-            },
-        ),
-        (false, _) => Finding::fine("server", format!("{named}, a standby")),
+        Some(doubt) if doubt == Doubt::ReadOnlyRole || !has_authority => {
+            Finding::failure("server", doubt.error(visit.location()))
+        }
+        Some(_) => match visit.behind {
+            Some(behind) => {
+                let found = format!("{named}, a standby, whose last commit is {} old", millis(behind));
+                Finding::fine("server", found).measuring([("behind_ms", behind.as_secs_f64() * 1e3)])
+            }
+            None => Finding::fine("server", format!("{named}, a standby")),
+        },
     }
 }
 

@@ -8,4 +8,5 @@ SELECT
     AND has_table_privilege('tenure.session_lease', 'UPDATE')
     AND has_table_privilege('tenure.session_lease', 'DELETE')
     AND has_sequence_privilege('tenure.fence_floor', 'USAGE')
-    AND has_sequence_privilege('tenure.fence_floor', 'UPDATE') AS sufficient
+    AND has_sequence_privilege('tenure.fence_floor', 'UPDATE') AS sufficient,
+    has_table_privilege('tenure.session_lease', 'SELECT') AS may_look
