@@ -289,7 +289,7 @@ impl Plan {
         let looking = bounds(&timing, longest);
         let (watching, watcher) = Watcher::new(store.clone(), clock.clone(), looking, events.source());
         let (is_busy, busy) = watch::channel(false);
-        let run_clock = clock.clone();
+        let (run_clock, schema) = (clock.clone(), store.schema_name().into());
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
                 timing,
@@ -298,6 +298,7 @@ impl Plan {
                 releases: Lane::start_with(lane.clone()),
                 events: events.clone(),
                 registry: ctx.address().recipient(),
+                schema,
             };
             let acquires = Lane::start_with(acquiring);
             let (location, queries, goodbyes) = (location.clone(), queries.clone(), goodbyes.clone());
