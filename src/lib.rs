@@ -132,6 +132,7 @@
 //! - `postgres`, `sqlite` (both on by default): the backends.
 //! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code; its module's page has
 //!   whole tests to start from.
+//! - `tower`: the layer that refuses late writers in front of an HTTP service, [`fence_gate::FenceLayer`].
 //! - `cli`: the command `tenure`.
 //! - `serde`: `Serialize` for what is told to others (keys, ids, holders, states, refusals, events, ends), and
 //!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
@@ -147,7 +148,12 @@ pub mod diagnosis;
 mod end;
 mod error;
 mod event;
+pub mod fence_gate;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod host;
 mod lease;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod pin;
 #[cfg(unix)]
 pub mod process;
 mod run;
@@ -164,6 +170,8 @@ pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use host::HostConnection;
 #[cfg(unix)]
 pub use run::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};

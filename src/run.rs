@@ -11,6 +11,8 @@ mod child;
 mod context;
 mod end;
 mod message;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod pinning;
 mod scope;
 mod shared;
 mod tasks;

@@ -33,7 +33,8 @@
 //! **acquire** grants a session that is idle or expired, or already held by the same run. A *refusal*
 //! ([`AcquireOutcome::Busy`]) locks nothing, writes nothing and names the holder. The fence of a grant is
 //! strictly greater than that of any earlier grant of the session, whatever happened to the row in between
-//! (invariant I8). Repeated under the same run id, an acquire gives the same fence, keeps `acquired_at`,
+//! (invariant I8). A lease that has expired and is [pinned](crate::pin) by its run is refused, too. Repeated under the
+//! same run id, an acquire gives the same fence, keeps `acquired_at`,
 //! phase, stage and stop request, and sets `expires_at = greatest(expires_at, clock + ttl)`.
 //!
 //! **renew** requires that the row is of this run and that `expires_at − safety_margin > clock`, and then sets
@@ -278,7 +279,8 @@ pub struct Acquire {
 pub enum AcquireOutcome {
     /// The session is this run's.
     Granted(Grant),
-    /// A live lease of another run holds it: certainly nothing was acquired.
+    /// A live lease of another run holds it, or a transaction of that run still [pins](crate::pin) one that has expired:
+    /// certainly nothing was acquired.
     Busy(Box<Holder>),
     /// The row is locked by somebody, or a race went on: certainly nothing was acquired, ask again.
     Locked,

@@ -126,6 +126,21 @@ impl Shared {
         *self.renewed_until.borrow()
     }
 
+    /// How long the lease is trusted without another renewal, even after a stop; zero once it is lost.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn renewed_for(&self) -> Duration {
+        match self.reason.get() {
+            Some(reason) if reason.is_loss() => Duration::ZERO,
+            _ => self.renewed_until().saturating_since(self.clock.now()),
+        }
+    }
+
+    /// Whether nobody else can have the session yet, even after a stop.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn is_renewed(&self) -> bool {
+        !self.renewed_for().is_zero()
+    }
+
     pub(super) fn trust_changes(self: Arc<Self>) -> impl Stream<Item = BootInstant> + Send + 'static {
         let moves = self.renewed_until.subscribe();
         let ended = async move {

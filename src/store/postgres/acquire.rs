@@ -8,9 +8,12 @@ use super::{
     verbs::{millis, read_rows},
     wording::Worded as _,
 };
-use crate::store::{Acquire, AcquireOutcome, StoreError};
+use crate::{
+    session::{Holder, SessionKey},
+    store::{Acquire, AcquireOutcome, StoreError},
+};
 
-/// How often an item is asked for that lost a race and then finds nobody there.
+/// How often an item is asked for that lost a race and then finds nobody there, or whose row is locked.
 const ROUNDS: usize = 2;
 
 /// What is known of an item after one statement.
@@ -20,6 +23,8 @@ enum Answer {
     Unsettled,
     /// Another run was faster, and this statement's snapshot is too old to show it.
     LostRace,
+    /// The lease of this holder has expired, and its row is locked: for a moment by a statement, or by a pin.
+    LockedExpired(Box<Holder>),
 }
 
 pub(super) async fn acquire(
@@ -27,34 +32,42 @@ pub(super) async fn acquire(
     items: &[Acquire],
 ) -> Result<Vec<AcquireOutcome>, StoreError> {
     let mut outcomes = vec![None; items.len()];
+    let mut locked = Vec::new();
     for round in 0..ROUNDS {
         let open: Vec<usize> = (0..items.len()).filter(|item| outcomes[*item].is_none()).collect();
         if open.is_empty() {
             break;
         }
         let asked = ask(session, items, &open, &mut outcomes).await;
-        asked.map_err(|error| match round {
+        locked = asked.map_err(|error| match round {
             0 => error,
             _ => fault::after_a_change(error, session.location()),
         })?;
     }
+    for (item, holder) in pinned(session, items, locked).await? {
+        outcomes[item] = Some(AcquireOutcome::Busy(holder));
+    }
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or(AcquireOutcome::Locked)).collect())
 }
 
-/// Asks for the open items, and settles all but those that are worth asking again.
+/// Items whose row is locked, and whose lease it is, though expired.
+type Locked = Vec<(usize, Box<Holder>)>;
+
+/// Asks for the open items, and settles all but those that are worth asking again. Answers which of those are locked.
 async fn ask(
     session: &mut Session,
     items: &[Acquire],
     open: &[usize],
     outcomes: &mut [Option<AcquireOutcome>],
-) -> Result<(), StoreError> {
+) -> Result<Locked, StoreError> {
     let asked: Vec<&Acquire> = open.iter().map(|item| &items[*item]).collect();
-    let mut unclear = Vec::new();
+    let (mut unclear, mut locked) = (Vec::new(), Vec::new());
     for (item, answer) in open.iter().zip(grant_or_refuse(session, &asked).await?) {
         match answer {
             Answer::Final(outcome) => outcomes[*item] = Some(outcome),
             Answer::Unsettled => unclear.push((*item, Some(AcquireOutcome::Locked))),
             Answer::LostRace => unclear.push((*item, None)),
+            Answer::LockedExpired(holder) => locked.push((*item, holder)),
         }
     }
     let keys: Vec<_> = unclear.iter().map(|(item, _)| &items[*item].key).collect();
@@ -69,7 +82,30 @@ async fn ask(
         // release would then have come first, and the row would be nobody's.
         outcomes[item] = judged.or(otherwise);
     }
-    Ok(())
+    Ok(locked)
+}
+
+/// Those of the locked items that a transaction of their last holder's pins: theirs until it ends, which may be long.
+async fn pinned(session: &mut Session, items: &[Acquire], locked: Locked) -> Result<Locked, StoreError> {
+    if locked.is_empty() {
+        return Ok(locked);
+    }
+    let keys = || locked.iter().map(|(item, _)| &items[*item].key);
+    let statement = Statement::new(
+        include_str!("pinned.sql"),
+        vec![
+            Value::Texts(keys().map(SessionKey::account).collect()),
+            Value::Texts(keys().map(SessionKey::session).collect()),
+            Value::Uuids(locked.iter().map(|(_, holder)| holder.run_id.as_uuid()).collect()),
+        ],
+    );
+    let rows = session.fetch(&statement).await;
+    let rows = rows.map_err(|error| fault::after_a_change(error, session.location()))?;
+    let mut is_pinned = vec![false; locked.len()];
+    for row in &rows {
+        is_pinned[row::item(session, row, locked.len())?] = true;
+    }
+    Ok(locked.into_iter().zip(is_pinned).filter_map(|(item, is_pinned)| is_pinned.then_some(item)).collect())
 }
 
 /// What a row that was read after a race says; an expired one of another run says nothing.
@@ -90,13 +126,18 @@ async fn grant_or_refuse(session: &mut Session, items: &[&Acquire]) -> Result<Ve
     let rows = rows?;
     let mut answers: Vec<Answer> = items.iter().map(|_| Answer::LostRace).collect();
     for row in &rows {
+        let item = row::item(session, row, items.len())?;
         let answer = match session.read::<&str>(row, "verdict")? {
             "granted" => Answer::Final(AcquireOutcome::Granted(row::grant(session, row)?)),
             "busy" => Answer::Final(AcquireOutcome::Busy(Box::new(row::holder(session, row)?))),
-            "locked" => Answer::Final(AcquireOutcome::Locked),
+            "locked" => match row::holder(session, row)? {
+                // An earlier attempt of the same run.
+                holder if holder.run_id == items[item].run_id => Answer::Final(AcquireOutcome::Locked),
+                holder => Answer::LockedExpired(Box::new(holder)),
+            },
             _ => Answer::Unsettled,
         };
-        answers[row::item(session, row, items.len())?] = answer;
+        answers[item] = answer;
     }
     Ok(answers)
 }

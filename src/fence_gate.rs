@@ -1,0 +1,312 @@
+//! Fence gates: what refuses a late writer at a resource.
+//!
+//! A lease says who may start. That a run which has lost it does not write any more, a resource elsewhere can only know
+//! if it looks: every run has a [`FencingToken`] greater than that of every earlier run of its session, the writer sends it
+//! along, and the resource remembers the greatest per session and refuses smaller ones. An equal one passes: one run
+//! writes many times. `docs/fencing.md` says when that is needed.
+//!
+//! None of this needs a [`Supervisor`](crate::Supervisor), or a database of leases.
+//!
+//! | the resource is | use |
+#![cfg_attr(
+    any(feature = "postgres", feature = "sqlite"),
+    doc = "| rows of PostgreSQL or SQLite | [`admit`], in the transaction that writes; or its plain SQL, [`POSTGRES`] and [`SQLITE`] |"
+)]
+//! | one process: a file, a device, memory | [`FenceGate`] |
+#![cfg_attr(
+    feature = "tower",
+    doc = "| an HTTP service | [`FenceLayer`], and one of the others where the handler writes |"
+)]
+//! | the very database that holds the leases | no gate: [`pin`](crate::RunContext::pin) |
+//!
+//! Fences of different sessions mean nothing to each other, so a gate keeps one per session. A resource that several
+//! sessions write needs more than a gate.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+
+use crate::session::{FencingToken, SessionKey};
+
+pub mod headers;
+#[cfg(feature = "tower")]
+mod layer;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod table;
+
+#[cfg(feature = "tower")]
+pub use layer::{FenceLayer, FenceService, Fenced};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use table::{GateError, admit};
+#[cfg(feature = "postgres")]
+pub use table::{POSTGRES, POSTGRES_TABLE};
+#[cfg(feature = "sqlite")]
+pub use table::{SQLITE, SQLITE_TABLE};
+
+/// A gate in memory: remembers the greatest fence of each session, and refuses smaller ones.
+///
+/// Clones are handles of the same gate.
+///
+/// ```
+/// # use tenure::{SessionKey, fence_gate::{FenceGate, Refused}};
+/// let gate = FenceGate::new();
+/// let key = SessionKey::new("acct-1", "chat-9")?;
+/// gate.admit(&key, 7.into()).unwrap();
+/// gate.admit(&key, 7.into()).unwrap();
+/// gate.admit(&key, 9.into()).unwrap();
+/// assert!(matches!(gate.admit(&key, 7.into()), Err(Refused::Late { seen, .. }) if seen == 9.into()));
+/// # Ok::<(), tenure::InvalidText>(())
+/// ```
+///
+/// # What it has forgotten
+///
+/// A gate that starts anew does not know what was written before. It [vouches](Self::vouches_from) for fences that were
+/// issued after it started: a later run can only have written since, so the gate would know. Of an earlier one it
+/// cannot know whether a later run wrote before the gate's start; it says so with every answer
+/// ([`Admitted::is_vouched`]), or refuses it ([`strict`](Self::strict)) until the session is acquired anew. A gate that is
+/// [given back](Self::restore) what it knew has forgotten nothing.
+///
+/// It compares fences, which are microseconds since 1970 by the clock of the database that grants, with its own clock: where
+/// that is behind, start it [later](Self::starting_at) by as much. A database whose clock was stepped back issues
+/// fences that are ahead of it until the clock has caught up; until then, a gate that starts vouches for too much.
+#[derive(Clone)]
+pub struct FenceGate {
+    known: Arc<Mutex<HashMap<SessionKey, Arc<Known>>>>,
+    vouches_from: Arc<AtomicI64>,
+    is_strict: bool,
+}
+
+/// What a gate knows of one session.
+#[derive(Default)]
+struct Known {
+    /// The greatest fence that was admitted.
+    highest: AtomicI64,
+    /// The fence whose writes may be under way: those of smaller ones are over. Each write under way reads.
+    entered: Arc<RwLock<i64>>,
+}
+
+impl Default for FenceGate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FenceGate {
+    /// A gate that knows nothing yet, and vouches for fences that are issued from now on.
+    pub fn new() -> Self {
+        Self::starting_at(SystemTime::now())
+    }
+
+    /// The same, vouching from this instant on: now, and by how much the granting database's clock may be ahead of ours.
+    pub fn starting_at(instant: SystemTime) -> Self {
+        Self::vouching_from(micros(instant))
+    }
+
+    /// A gate that knows all that another one [knew](Self::snapshot), and so vouches for every fence.
+    pub fn restore(known: impl IntoIterator<Item = (SessionKey, FencingToken)>) -> Self {
+        let gate = Self::vouching_from(0);
+        for (key, fence) in known {
+            gate.known(&key).highest.fetch_max(fence.as_i64(), Ordering::AcqRel);
+        }
+        gate
+    }
+
+    fn vouching_from(fence: i64) -> Self {
+        Self { known: Arc::default(), vouches_from: Arc::new(AtomicI64::new(fence)), is_strict: false }
+    }
+
+    /// Refuses fences for which the gate cannot vouch: who comes with one acquires its session anew.
+    #[must_use]
+    pub fn strict(mut self) -> Self {
+        self.is_strict = true;
+        self
+    }
+
+    /// Admits a write, and refuses smaller fences of this session from now on, in one step.
+    ///
+    /// The write itself comes after that, and a later run's may come in between. Where that matters,
+    /// [`enter`](Self::enter).
+    ///
+    /// # Errors
+    /// [`Refused`], which says which fence was seen. A refused fence is not remembered.
+    pub fn admit(&self, key: &SessionKey, fence: FencingToken) -> Result<Admitted, Refused> {
+        let known = self.known_if_vouched(key, fence)?;
+        self.admit_known(&known, fence)
+    }
+
+    /// Admits a write for as long as the answer is kept: a later run is admitted at once, but enters only when every
+    /// [`Passage`] of earlier ones was dropped. So writes that are made under a passage are in the order of the fences.
+    ///
+    /// Any number of writes with the same fence may be under way together. One that hangs keeps later runs waiting:
+    /// bound it, and read what it needs from its client before.
+    ///
+    /// # Errors
+    /// [`Refused`], also when a later run was admitted while this waited.
+    ///
+    /// # Cancel safety
+    /// Dropping the future enters nothing; the fence stays remembered.
+    pub async fn enter(&self, key: &SessionKey, fence: FencingToken) -> Result<Passage, Refused> {
+        let known = self.known_if_vouched(key, fence)?;
+        let admitted = self.admit_known(&known, fence)?;
+        let wanted = fence.as_i64();
+        let mut entered = known.entered.clone().read_owned().await;
+        if *entered < wanted {
+            drop(entered);
+            let mut alone = known.entered.clone().write_owned().await;
+            *alone = wanted.max(*alone);
+            entered = alone.downgrade();
+        }
+        known.refuse_late(fence)?;
+        Ok(Passage { admitted, _entered: entered })
+    }
+
+    /// The greatest fence that was admitted for this session.
+    pub fn seen(&self, key: &SessionKey) -> Option<FencingToken> {
+        let known = self.lock();
+        let highest = known.get(key)?.highest.load(Ordering::Acquire);
+        (highest > 0).then(|| highest.into())
+    }
+
+    /// The least fence for which the gate can vouch: every greater one of the same session that was ever admitted here, it
+    /// knows. Zero if it has forgotten nothing. As an instant: microseconds since 1970.
+    pub fn vouches_from(&self) -> FencingToken {
+        self.vouches_from.load(Ordering::Acquire).into()
+    }
+
+    /// Forgets sessions whose greatest fence was issued before this instant, to keep the gate small; from then on it
+    /// vouches from there on. For [strict](Self::strict) gates nothing is lost by it but the right of old runs to write.
+    pub fn forget_before(&self, instant: SystemTime) {
+        let from = micros(instant);
+        let mut known = self.lock();
+        self.vouches_from.fetch_max(from, Ordering::AcqRel);
+        // One that somebody is about to use keeps its order.
+        known.retain(|_, known| {
+            known.highest.load(Ordering::Acquire) >= from
+                || Arc::strong_count(known) > 1
+                || known.is_entered()
+        });
+    }
+
+    /// All that the gate knows, to be kept where it survives, for [`restore`](Self::restore): taken when it admits
+    /// nothing any more, or what it admits later is forgotten after all.
+    pub fn snapshot(&self) -> Vec<(SessionKey, FencingToken)> {
+        let known = self.lock();
+        let fence = |known: &Known| known.highest.load(Ordering::Acquire);
+        let all = known.iter().map(|(key, known)| (key.clone(), fence(known)));
+        all.filter(|(_, fence)| *fence > 0).map(|(key, fence)| (key, fence.into())).collect()
+    }
+
+    fn known_if_vouched(&self, key: &SessionKey, fence: FencingToken) -> Result<Arc<Known>, Refused> {
+        self.refuse_unvouched(fence)?;
+        let known = self.known(key);
+        // What it knew may have been forgotten just before: then this shows now.
+        self.refuse_unvouched(fence)?;
+        Ok(known)
+    }
+
+    fn refuse_unvouched(&self, fence: FencingToken) -> Result<(), Refused> {
+        let from = self.vouches_from();
+        if self.is_strict && fence < from { Err(Refused::Unvouched { fence, from }) } else { Ok(()) }
+    }
+
+    fn admit_known(&self, known: &Known, fence: FencingToken) -> Result<Admitted, Refused> {
+        let before = known.highest.fetch_max(fence.as_i64(), Ordering::AcqRel);
+        if before > fence.as_i64() {
+            return Err(Refused::Late { fence, seen: before.into() });
+        }
+        Ok(Admitted { fence, is_vouched: fence >= self.vouches_from() })
+    }
+
+    fn known(&self, key: &SessionKey) -> Arc<Known> {
+        let mut known = self.lock();
+        match known.get(key) {
+            Some(known) => known.clone(),
+            None => known.entry(key.clone()).or_default().clone(),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SessionKey, Arc<Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn refuse_late(&self, fence: FencingToken) -> Result<(), Refused> {
+        let seen = self.highest.load(Ordering::Acquire);
+        if seen > fence.as_i64() { Err(Refused::Late { fence, seen: seen.into() }) } else { Ok(()) }
+    }
+
+    fn is_entered(&self) -> bool {
+        self.entered.try_write().is_err()
+    }
+}
+
+impl fmt::Debug for FenceGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceGate")
+            .field("sessions", &self.lock().len())
+            .field("vouches_from", &self.vouches_from())
+            .field("is_strict", &self.is_strict)
+            .finish()
+    }
+}
+
+/// The fence is the greatest that this gate has seen of its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Admitted {
+    /// The fence.
+    pub fence: FencingToken,
+    /// Whether it is certain that no later run has written before: see [`FenceGate`].
+    pub is_vouched: bool,
+}
+
+/// A write that is under way: later runs wait until this is dropped.
+#[must_use = "a later run enters as soon as this is dropped"]
+#[derive(Debug)]
+pub struct Passage {
+    admitted: Admitted,
+    _entered: OwnedRwLockReadGuard<i64>,
+}
+
+impl Passage {
+    /// As what it was admitted.
+    pub fn admitted(&self) -> Admitted {
+        self.admitted
+    }
+}
+
+/// A gate admits no write with this fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// A later run has written.
+    #[error("fence {fence} is late: a run with fence {seen} has written; stop, the session is another run's")]
+    Late {
+        /// What was presented.
+        fence: FencingToken,
+        /// The greatest that was seen.
+        seen: FencingToken,
+    },
+    /// The gate has forgotten what was before, and is [strict](FenceGate::strict).
+    #[error("the gate can vouch only from fence {from} on, and {fence} is older; acquire the session anew")]
+    Unvouched {
+        /// What was presented.
+        fence: FencingToken,
+        /// The least that is admitted.
+        from: FencingToken,
+    },
+}
+
+fn micros(instant: SystemTime) -> i64 {
+    let since_1970 = instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    since_1970.as_micros().try_into().unwrap_or(i64::MAX)
+}

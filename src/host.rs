@@ -1,0 +1,79 @@
+//! Connections of the host's own, on which a transaction of the host's is open.
+
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+/// A connection of the host's own: a `PgConnection` or `SqliteConnection` of sqlx, such as `&mut *transaction`.
+///
+/// What is asked of it becomes a part of the transaction that is open on it, and is refused where none is. Sealed.
+pub trait HostConnection: sealed::Statements {}
+
+pub(crate) mod sealed {
+    use std::time::Duration;
+
+    use futures::future::BoxFuture;
+    use uuid::Uuid;
+
+    use crate::session::{FencingToken, RunId, SessionKey};
+
+    /// What is found of a run in the host's own transaction.
+    #[derive(Debug)]
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "a writer sees everything"))]
+    pub enum Found {
+        /// It holds the session, for as long as this by the database's clock.
+        Pinned {
+            fence: i64,
+            remaining: Duration,
+        },
+        /// Nobody else has the session or will have it before the transaction ends. Whether the lease has expired, this
+        /// transaction cannot see.
+        Unsure {
+            fence: i64,
+        },
+        Expired,
+        Superseded {
+            run_id: Uuid,
+            fence: i64,
+        },
+        /// There is no row.
+        Gone,
+        /// Superseded or gone, just now.
+        Lost,
+    }
+
+    /// What each backend can do in a transaction of the host's.
+    pub trait Statements: Send {
+        /// Whether nobody else, renewals included, can write while the transaction is open.
+        const IS_ONLY_WRITER: bool;
+
+        fn is_in_transaction(&mut self) -> BoxFuture<'_, Result<bool, sqlx::Error>>;
+
+        /// `schema` is PostgreSQL's.
+        fn pin<'a>(
+            &'a mut self,
+            key: &'a SessionKey,
+            run_id: RunId,
+            schema: &'a str,
+        ) -> BoxFuture<'a, Result<Found, sqlx::Error>>;
+
+        /// Remembers the fence unless a greater one is known; answers the greatest.
+        fn remember<'a>(
+            &'a mut self,
+            key: &'a SessionKey,
+            fence: FencingToken,
+        ) -> BoxFuture<'a, Result<i64, sqlx::Error>>;
+    }
+}
+
+pub(crate) use sealed::Found;
+
+/// Whether the database has no such table.
+pub(crate) fn is_without_table(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| {
+        // 42P01: undefined_table, 3F000: invalid_schema_name. SQLite's code for it is that for everything.
+        matches!(error.code().as_deref(), Some("42P01" | "3F000"))
+            || error.message().starts_with("no such table")
+    })
+}

@@ -1,0 +1,104 @@
+//! In a transaction of the host's on PostgreSQL.
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use sqlx::{
+    AssertSqlSafe, Error, PgConnection, Row as _,
+    postgres::{PgDatabaseError, PgRow},
+};
+use uuid::Uuid;
+
+use super::{Found, HostConnection, sealed::Statements};
+use crate::{
+    fence_gate, pin,
+    session::{FencingToken, RunId, SessionKey},
+};
+
+impl HostConnection for PgConnection {}
+
+impl Statements for PgConnection {
+    const IS_ONLY_WRITER: bool = false;
+
+    fn is_in_transaction(&mut self) -> BoxFuture<'_, Result<bool, Error>> {
+        Box::pin(async move {
+            // One that the host has begun with a statement of its own is not counted.
+            if sqlx::Connection::is_in_transaction(self) {
+                return Ok(true);
+            }
+            match sqlx::raw_sql("SAVEPOINT tenure; RELEASE SAVEPOINT tenure").execute(self).await {
+                Err(error) if has_code(&error, "25P01") => Ok(false),
+                done => done.map(|_| true),
+            }
+        })
+    }
+
+    fn pin<'a>(
+        &'a mut self,
+        key: &'a SessionKey,
+        run_id: RunId,
+        schema: &'a str,
+    ) -> BoxFuture<'a, Result<Found, Error>> {
+        Box::pin(async move {
+            match pin_once(self, key, run_id, schema).await {
+                // A new statement sees what the last one waited for.
+                Ok(Found::Lost) => pin_once(self, key, run_id, schema).await,
+                Err(error) if is_overtaken(&error) => Ok(Found::Lost),
+                found => found,
+            }
+        })
+    }
+
+    fn remember<'a>(
+        &'a mut self,
+        key: &'a SessionKey,
+        fence: FencingToken,
+    ) -> BoxFuture<'a, Result<i64, Error>> {
+        let query = sqlx::query(fence_gate::POSTGRES);
+        let query = query.bind(key.account()).bind(key.session()).bind(fence.as_i64());
+        Box::pin(async move { query.fetch_one(self).await?.try_get("seen") })
+    }
+}
+
+async fn pin_once(
+    connection: &mut PgConnection,
+    key: &SessionKey,
+    run_id: RunId,
+    schema: &str,
+) -> Result<Found, Error> {
+    let query = match schema {
+        pin::SCHEMA => sqlx::query(pin::POSTGRES),
+        other => sqlx::query(AssertSqlSafe(pin::postgres_in(other))),
+    };
+    let query = query.bind(key.account()).bind(key.session()).bind(run_id.as_uuid());
+    found(&query.fetch_one(connection).await?)
+}
+
+fn found(row: &PgRow) -> Result<Found, Error> {
+    Ok(match row.try_get::<&str, _>("verdict")? {
+        "pinned" => {
+            let micros: i64 = row.try_get("remaining_micros")?;
+            let remaining = Duration::from_micros(micros.try_into().unwrap_or(0));
+            Found::Pinned { fence: row.try_get("fence")?, remaining }
+        }
+        "unsure" => Found::Unsure { fence: row.try_get("fence")? },
+        "expired" => Found::Expired,
+        "gone" => Found::Gone,
+        "superseded" => {
+            Found::Superseded { run_id: row.try_get::<Uuid, _>("run_id")?, fence: row.try_get("fence")? }
+        }
+        _ => Found::Lost,
+    })
+}
+
+/// Whether the row was taken over or deleted since the transaction's snapshot. Not every serialization failure says
+/// so; this one comes from the locking of a row, and the statement locks only that one.
+fn is_overtaken(error: &Error) -> bool {
+    let routine =
+        error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>()?.routine());
+    has_code(error, "40001") && routine == Some("ExecLockRows")
+}
+
+fn has_code(error: &Error, code: &str) -> bool {
+    error.as_database_error().and_then(|error| error.code()).as_deref() == Some(code)
+}

@@ -1,0 +1,56 @@
+//! Proving in a transaction of the host's that its run still holds the session.
+
+use super::RunContext;
+use crate::{
+    host::HostConnection,
+    pin::{self, PinError, Pinned},
+};
+
+impl RunContext {
+    /// Proves, in the host's own transaction, that this run still holds its session, and keeps every other run from it
+    /// until the transaction ends: see [`pin`](crate::pin) for what that costs.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "postgres")]
+    /// # async fn example(ctx: tenure::RunContext, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut tx = pool.begin().await?;
+    /// ctx.pin(&mut *tx).await?;
+    /// // What is written now is committed before any later run begins, or not at all.
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The database must be the one that holds the leases. A run that was told to stop still holds its session while its
+    /// work ends, and can pin.
+    ///
+    /// # Errors
+    /// [`PinError`]: roll the transaction back.
+    ///
+    /// # Cancel safety
+    /// As for every query of sqlx: drop the transaction with it.
+    pub async fn pin<C: HostConnection + ?Sized>(&self, connection: &mut C) -> Result<Pinned, PinError> {
+        // I3: what this process knows to be over stays so, whatever the row still says.
+        if let Some(reason) = self.shared.reason().filter(|reason| reason.is_loss()) {
+            return Err(PinError::Ended(reason.clone()));
+        }
+        let is_trusted = || self.shared.is_renewed();
+        let pinned = pin::pin_in(connection, pin::SCHEMA, self.key(), self.run_id(), is_trusted).await?;
+        if C::IS_ONLY_WRITER {
+            self.warn_of_little_time();
+        }
+        Ok(pinned)
+    }
+
+    fn warn_of_little_time(&self) {
+        let (left, bound) = (self.shared.renewed_for(), self.shared.timing.renew_timeout());
+        if left < bound {
+            tracing::warn!(
+                key = %self.key(),
+                run_id = %self.run_id(),
+                trusted_for = ?left,
+                renew_timeout = ?bound,
+                "a pinned transaction on SQLite holds up renewals, and little trusted time is left: commit it quickly"
+            );
+        }
+    }
+}
