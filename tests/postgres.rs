@@ -95,7 +95,8 @@ async fn a_pin_holds_off_takeover_and_release_but_no_renewal() {
 
     backend.set_remaining(&key, -1).await;
     let mut host = HostTransaction::begin(&backend, pin).await;
-    assert_eq!(client.acquire(acquire(&key, other)).await, AcquireOutcome::Locked);
+    let holder = client.refused(acquire(&key, other)).await;
+    assert_eq!((holder.run_id, holder.expires_in), (run, Duration::ZERO));
     host.end().await;
     client.granted(acquire(&key, other)).await;
 

@@ -1,0 +1,40 @@
+//! A transaction of the host's that pinned its lease commits before any other run is granted the session.
+
+#![cfg(any(feature = "postgres", feature = "sqlite"))]
+
+mod support;
+
+#[cfg(feature = "postgres")]
+#[path = "pinning/postgres.rs"]
+mod postgres;
+#[cfg(feature = "sqlite")]
+#[path = "pinning/sqlite.rs"]
+mod sqlite;
+#[path = "pinning/stress.rs"]
+mod stress;
+
+use std::time::Duration;
+
+use support::device::key;
+use tenure::{AcquireError, Busy, Run, Supervisor};
+
+/// The shortest there is.
+const TTL: Duration = Duration::from_secs(1);
+/// So long that nothing expires unless a test makes it.
+const LONG_TTL: Duration = Duration::from_secs(60);
+
+async fn supervisor(url: &str, ttl: Duration) -> Supervisor {
+    let started = Supervisor::builder(url).holder("api").ttl(ttl).start().await;
+    started.unwrap_or_else(|error| panic!("{error}"))
+}
+
+async fn held(supervisor: &Supervisor, session: &str) -> Run {
+    supervisor.acquire(&key(session)).await.unwrap_or_else(|error| panic!("{session}: {error}"))
+}
+
+async fn refused(supervisor: &Supervisor, session: &str) -> Box<Busy> {
+    match supervisor.acquire(&key(session)).await {
+        Err(AcquireError::Busy(busy)) => busy,
+        other => panic!("{session}: not refused: {other:?}"),
+    }
+}
