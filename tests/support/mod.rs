@@ -9,6 +9,7 @@ pub mod backend;
 pub mod background;
 pub mod client;
 pub mod device;
+pub mod faketime;
 pub mod history;
 #[cfg(feature = "testing")]
 pub mod memory_backend;

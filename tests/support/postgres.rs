@@ -60,6 +60,8 @@ pub struct Options {
     pub hba: String,
     /// Lines for `postgresql.conf`.
     pub conf: String,
+    /// More variables of the server's environment.
+    pub env: Vec<(String, String)>,
 }
 
 impl Server {
@@ -357,7 +359,7 @@ struct Keeper {
 
 impl Inner {
     fn start(options: &Options, shared: bool) -> Self {
-        let mut inner = Self::prepare(shared);
+        let mut inner = Self::prepare(shared, &options.env);
         inner.command("init");
         inner.configure(options);
         inner.listen();
@@ -366,7 +368,7 @@ impl Inner {
     }
 
     fn start_standby(primary: &Self) -> Self {
-        let mut inner = Self::prepare(false);
+        let mut inner = Self::prepare(false, &[]);
         inner.command(&format!("copy {}", primary.address.port()));
         // It is to wait for nobody when it has been promoted.
         let conf = "synchronous_standby_names = ''".to_owned();
@@ -376,7 +378,7 @@ impl Inner {
     }
 
     /// A directory, and the keeper of what will be in it.
-    fn prepare(shared: bool) -> Self {
+    fn prepare(shared: bool, env: &[(String, String)]) -> Self {
         let bin = server_binaries();
         let user = server_user();
         let home = tempfile::Builder::new()
@@ -389,7 +391,7 @@ impl Inner {
         if let Some((uid, gid)) = user {
             chown(&home, Some(uid), Some(gid)).expect("root may give a directory away");
         }
-        let keeper = Mutex::new(Keeper::spawn(&bin, &home, user));
+        let keeper = Mutex::new(Keeper::spawn(&bin, &home, user, env));
         Self { home, address: free_address(), shared, keeper }
     }
 
@@ -490,7 +492,7 @@ impl Inner {
 }
 
 impl Keeper {
-    fn spawn(bin: &Path, home: &Path, user: Option<(u32, u32)>) -> Self {
+    fn spawn(bin: &Path, home: &Path, user: Option<(u32, u32)>, more: &[(String, String)]) -> Self {
         let mut command = Command::new("sh");
         command
             .args(["-c", include_str!("keeper.sh"), "keeper"])
@@ -499,6 +501,7 @@ impl Keeper {
             // Not the developer's PGPORT and PGDATA, nor a locale that the machine may lack.
             .env_clear()
             .env("PATH", env::var_os("PATH").unwrap_or_default())
+            .envs(more.iter().cloned())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Nothing of the server may keep the output of the tests open after their end.
