@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
-use tenure::fence_gate::{self, GateError, POSTGRES, POSTGRES_TABLE, Refused, admit};
+use tenure::fence_gate::{GateError, POSTGRES, POSTGRES_TABLE, Refused, admit};
 use tokio::time::timeout;
 
 use super::{
@@ -129,16 +129,20 @@ async fn without_a_transaction_or_its_table_it_says_what_is_missing() {
     assert!(error.to_string().contains("POSTGRES_TABLE"), "{error}");
 }
 
-/// As from another language.
+/// As from another language; and the short form in `docs/fencing.md`.
 #[tokio::test]
-async fn the_plain_statement_answers_the_greatest_fence() {
-    let database = database().await;
-    let mut host = connect(&database).await;
-    for (fence, seen) in [(5_i64, 5_i64), (9, 9), (5, 9), (9, 9)] {
-        let row = sqlx::query(POSTGRES).bind("a").bind("s").bind(fence).fetch_one(&mut host).await.unwrap();
-        assert_eq!(row.get::<i64, _>("seen"), seen);
+async fn the_plain_statements_answer_the_greatest_fence() {
+    let docs = include_str!("../../docs/fencing.md");
+    let block = docs.split("```sql\n-- gate").nth(1).and_then(|block| block.split("```").next()).unwrap();
+    let (table, sql) = block.split_once('\n').and_then(|(_, block)| block.split_once("\n\n")).unwrap();
+    for (table, sql) in [(POSTGRES_TABLE, POSTGRES), (table, sql)] {
+        let mut host = connect(&Server::shared().database().await).await;
+        host.execute(table).await.unwrap();
+        for (fence, seen) in [(5_i64, 5_i64), (9, 9), (5, 9), (9, 9)] {
+            let row = sqlx::query(sql).bind("a").bind("s").bind(fence).fetch_one(&mut host).await.unwrap();
+            assert_eq!(row.get::<i64, _>("seen"), seen);
+        }
     }
-    assert_eq!(fence_gate::POSTGRES, POSTGRES);
 }
 
 async fn database() -> Database {

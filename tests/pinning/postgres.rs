@@ -317,6 +317,27 @@ async fn the_plain_statement_pins_with_the_rights_that_are_documented() {
     assert_eq!(verdict(&mut tx, pin::postgres_in("my leases"), &key, run).await, "pinned");
 }
 
+/// The short form in `docs/fencing.md`.
+#[tokio::test]
+async fn the_statement_in_the_docs_pins_in_read_committed() {
+    let docs = include_str!("../../docs/fencing.md");
+    let sql = docs.split("```sql\n-- pin\n").nth(1).and_then(|block| block.split("```").next()).unwrap();
+    let backend = start().await;
+    let mut client = Client::connect(&*backend.store()).await;
+    let (key, run) = (key("s"), RunId::random());
+    client.granted(acquire(&key, run)).await;
+    let mut host = host(&backend).await;
+    let mut tx = begin(&mut host, LEVELS[0]).await;
+    let pin = |run: RunId| sqlx::query(sql).bind(key.account()).bind(key.session()).bind(run.as_uuid());
+    assert!(pin(RunId::random()).fetch_optional(&mut *tx).await.unwrap().is_none());
+    assert!(pin(run).fetch_optional(&mut *tx).await.unwrap().is_some());
+    backend.set_remaining(&key, -1).await;
+    client.refused(acquire(&key, RunId::random())).await;
+    tx.commit().await.unwrap();
+    let mut tx = begin(&mut host, LEVELS[0]).await;
+    assert!(pin(run).fetch_optional(&mut *tx).await.unwrap().is_none());
+}
+
 async fn verdict(tx: &mut Transaction<'_, Postgres>, sql: String, key: &SessionKey, run: RunId) -> String {
     let query = sqlx::query(AssertSqlSafe(sql)).bind(key.account()).bind(key.session()).bind(run.as_uuid());
     query.fetch_one(&mut **tx).await.unwrap().get("verdict")
