@@ -70,6 +70,8 @@
 //!
 //! Where an assumption breaks, a resource that keeps the greatest [`FencingToken`] it has seen per session, and
 //! refuses smaller ones, bounds the damage: no write of the older run is accepted after the first of the newer.
+//! [`fence_gate`] has such gates. In the database of the leases itself a transaction can do better, and
+//! [pin](RunContext::pin) its lease.
 //!
 //! # Not guaranteed
 //!

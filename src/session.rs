@@ -133,7 +133,8 @@ uuid_id!(NodeId);
 ///
 /// Within one session every new run gets a strictly greater number than every run before it (invariant I8);
 /// across sessions the numbers mean nothing. It is positive and fits a signed 64-bit column. A resource
-/// keeps the greatest number it has seen per session and refuses a write that carries a smaller one.
+/// keeps the greatest number it has seen per session and refuses a write that carries a smaller one: see
+/// [`fence_gate`](crate::fence_gate).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]

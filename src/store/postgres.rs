@@ -44,7 +44,7 @@
 //! To migrate, a role needs CREATE on the database, or to own the schema. To use it: USAGE on the
 //! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
 //! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`, which everybody has
-//! unless it was revoked.
+//! unless it was revoked. What it takes to [pin](crate::pin) a lease is a part of that.
 
 use std::{fmt, sync::Arc};
 
