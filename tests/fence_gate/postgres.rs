@@ -136,7 +136,8 @@ async fn the_plain_statements_answer_the_greatest_fence() {
     let block = docs.split("```sql\n-- gate").nth(1).and_then(|block| block.split("```").next()).unwrap();
     let (table, sql) = block.split_once('\n').and_then(|(_, block)| block.split_once("\n\n")).unwrap();
     for (table, sql) in [(POSTGRES_TABLE, POSTGRES), (table, sql)] {
-        let mut host = connect(&Server::shared().database().await).await;
+        let database = Server::shared().database().await;
+        let mut host = connect(&database).await;
         host.execute(table).await.unwrap();
         for (fence, seen) in [(5_i64, 5_i64), (9, 9), (5, 9), (9, 9)] {
             let row = sqlx::query(sql).bind("a").bind("s").bind(fence).fetch_one(&mut host).await.unwrap();
