@@ -79,7 +79,8 @@ pub fn postgres_in(schema: &str) -> String {
 }
 
 /// Pins the lease of a run that is known by its id alone: what [`RunContext::pin`](crate::RunContext::pin) does, for a
-/// process that works for a run and is not the one that holds it.
+/// process that works for a run and is not the one that holds it. On PostgreSQL for leases in schema `tenure`; for others,
+/// see [`pin_in`].
 ///
 /// # Errors
 /// [`PinError`]. In a transaction that is older than the last renewal, [`PinError::StaleSnapshot`]: only the holder's
@@ -92,11 +93,27 @@ pub async fn pin<C: HostConnection + ?Sized>(
     key: &SessionKey,
     run_id: RunId,
 ) -> Result<Pinned, PinError> {
-    pin_in(connection, SCHEMA, key, run_id, || false).await
+    pin_in(connection, SCHEMA, key, run_id).await
+}
+
+/// As [`pin`], for leases in a schema of this name: what the database's URL says with `schema=`.
+///
+/// # Errors
+/// As [`pin`].
+///
+/// # Cancel safety
+/// As [`pin`].
+pub async fn pin_in<C: HostConnection + ?Sized>(
+    connection: &mut C,
+    schema: &str,
+    key: &SessionKey,
+    run_id: RunId,
+) -> Result<Pinned, PinError> {
+    pin_trusted(connection, schema, key, run_id, || false).await
 }
 
 /// `is_trusted` answers what the transaction cannot see: whether the lease was renewed in time.
-pub(crate) async fn pin_in<C: HostConnection + ?Sized>(
+pub(crate) async fn pin_trusted<C: HostConnection + ?Sized>(
     connection: &mut C,
     schema: &str,
     key: &SessionKey,

@@ -168,6 +168,11 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// apply such things by hand.
     fn schema(&self) -> String;
 
+    /// The schema in which the leases are, for those who [pin](crate::pin) them; a database that has none ignores it.
+    fn schema_name(&self) -> &str {
+        "tenure"
+    }
+
     /// Where the database is, for people: never with a password.
     fn location(&self) -> &str;
 }

@@ -229,6 +229,7 @@ impl Registry {
             trusted_until: lease.trusted_until(),
             expires_at_micros: grant.expires_at_micros,
             phase: first.phase.clone(),
+            schema: self.links.run.schema.clone(),
         };
         let (timing, clock) = (self.links.run.timing, self.links.run.clock.clone());
         let shared = Arc::new(Shared::new(start, clock, timing, self.root.child_token()));

@@ -45,6 +45,8 @@ pub(crate) struct RunLinks {
     pub(crate) releases: LaneAddr<Releasing>,
     pub(crate) events: EventSender,
     pub(crate) registry: Recipient<RunFinished>,
+    /// Where the leases are, for transactions of the host's.
+    pub(crate) schema: Arc<str>,
 }
 
 /// A local clock has jumped: look at the time now.

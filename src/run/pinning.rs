@@ -34,7 +34,8 @@ impl RunContext {
             return Err(PinError::Ended(reason.clone()));
         }
         let is_trusted = || self.shared.is_renewed();
-        let pinned = pin::pin_in(connection, pin::SCHEMA, self.key(), self.run_id(), is_trusted).await?;
+        let pinned =
+            pin::pin_trusted(connection, &self.shared.schema, self.key(), self.run_id(), is_trusted).await?;
         if C::IS_ONLY_WRITER {
             self.warn_of_little_time();
         }

@@ -31,6 +31,12 @@ pub(crate) struct Shared {
     pub(crate) run_id: RunId,
     pub(crate) fence: FencingToken,
     pub(crate) acquired_at_micros: i64,
+    /// Where the leases are, for transactions of the host's.
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        allow(dead_code, reason = "nothing can be pinned")
+    )]
+    pub(super) schema: Arc<str>,
     clock: SharedClock,
     pub(super) timing: Timing,
     trust: Trust,
@@ -61,16 +67,19 @@ pub(crate) struct Start {
     pub(crate) trusted_until: BootInstant,
     pub(crate) expires_at_micros: i64,
     pub(crate) phase: Phase,
+    pub(crate) schema: Arc<str>,
 }
 
 impl Shared {
     pub(crate) fn new(start: Start, clock: SharedClock, timing: Timing, token: CancellationToken) -> Self {
-        let Start { key, run_id, fence, acquired_at_micros, trusted_until, expires_at_micros, phase } = start;
+        let Start { key, run_id, fence, acquired_at_micros, trusted_until, expires_at_micros, phase, schema } =
+            start;
         Self {
             key,
             run_id,
             fence,
             acquired_at_micros,
+            schema,
             clock,
             timing,
             trust: Trust::until(trusted_until),
@@ -129,7 +138,7 @@ impl Shared {
     /// How long the lease is trusted without another renewal, even after a stop; zero once it is lost.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn renewed_for(&self) -> Duration {
-        match self.reason.get() {
+        match self.reason() {
             Some(reason) if reason.is_loss() => Duration::ZERO,
             _ => self.renewed_until().saturating_since(self.clock.now()),
         }

@@ -153,6 +153,10 @@ impl LeaseStore for PostgresStore {
         schema::script(&self.target.naming)
     }
 
+    fn schema_name(&self) -> &str {
+        self.target.naming.name()
+    }
+
     fn location(&self) -> &str {
         &self.target.location
     }

@@ -307,7 +307,7 @@ impl Plan {
         let looking = bounds(&timing, longest);
         let (watching, watcher) = Watcher::new(looked_at, clock.clone(), looking, events.source());
         let (is_busy, busy) = watch::channel(false);
-        let run_clock = clock.clone();
+        let (run_clock, schema) = (clock.clone(), store.schema_name().into());
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
                 timing,
@@ -316,6 +316,7 @@ impl Plan {
                 releases: Lane::start_with(lane.clone()),
                 events: events.clone(),
                 registry: ctx.address().recipient(),
+                schema,
             };
             let acquires = Lane::start_with(acquiring);
             let (location, queries, goodbyes) = (location.clone(), queries.clone(), goodbyes.clone());

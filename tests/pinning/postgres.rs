@@ -278,6 +278,21 @@ async fn without_a_transaction_nothing_is_pinned_and_one_that_was_begun_by_hand_
 }
 
 #[tokio::test]
+async fn a_lease_in_a_schema_of_another_name_is_pinned_there() {
+    let backend = PostgresBackend::start(Server::shared(), "?schema=My-agents").await;
+    let supervisor = supervisor(&backend.url(), LONG_TTL).await;
+    let run = held(&supervisor, "chat").await;
+    let mut host = PgConnection::connect(&backend.database().url()).await.unwrap();
+    let mut tx = begin(&mut host, LEVELS[0]).await;
+    run.pin(&mut *tx).await.unwrap();
+    pin::pin_in(&mut *tx, "My-agents", run.key(), run.run_id()).await.unwrap();
+    let mut client = Client::connect(&*backend.store()).await;
+    assert_eq!(client.release(run.key(), run.run_id()).await, ReleaseOutcome::Locked);
+    backend.set_remaining(run.key(), -1).await;
+    assert_eq!(client.refused(acquire(run.key(), RunId::random())).await.run_id, run.run_id());
+}
+
+#[tokio::test]
 async fn a_database_without_leases_is_named_as_such() {
     let backend = start().await;
     let supervisor = supervisor(&backend.url(), LONG_TTL).await;
