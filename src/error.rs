@@ -78,11 +78,13 @@ impl Busy {
 impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Holder { label, run_id, expires_in, .. } = &self.holder;
-        write!(
-            f,
-            "the session is held by {label} (run {run_id}), expires in {:.1} s",
-            expires_in.as_secs_f64()
-        )
+        write!(f, "the session is held by {label} (run {run_id}), ")?;
+        match expires_in.is_zero() {
+            true => {
+                f.write_str("whose lease has expired, but whose work or pinned transaction has not ended")
+            }
+            false => write!(f, "expires in {:.1} s", expires_in.as_secs_f64()),
+        }
     }
 }
 

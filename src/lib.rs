@@ -117,7 +117,8 @@
 //!
 //! `session`, `config` and `end` hold the values, [`store`] the contract with the database and its backends, `lease` the
 //! pure state machine of one run, `actor` the actors that carry out what it decides, `run` the guard that callers
-//! hold, `supervisor` the handle and its builder, `watch` what those see who watch. Every arrow goes from the handle down;
+//! hold, `supervisor` the handle and its builder, `watch` what those see who watch. [`pin`] and [`fence_gate`] stand beside
+//! them: the former asks the row, in a transaction of the host's (`host`), the latter needs nothing of it. Every arrow goes from the handle down;
 //! the only ways back are a renewal's outcome to its run, a run's end to the registry, and hints, on which nothing
 //! depends.
 //!

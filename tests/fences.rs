@@ -25,7 +25,7 @@ use std::{
 use support::{
     backend::Reachable,
     background,
-    client::{BOUNDS, acquire, key, renew},
+    client::{acquire, key, renew},
     faketime,
     process::{Worker, enter},
 };
@@ -274,7 +274,7 @@ impl Hammer {
     }
 
     async fn work(mut self) {
-        let bounds = Bounds { statement: Duration::from_secs(5), lock: Duration::from_secs(1), ..BOUNDS };
+        let bounds = Bounds { statement: Duration::from_secs(5), lock: Duration::from_secs(1) };
         loop {
             if let Ok(mut connection) = self.store.connect(bounds).await {
                 while self.round(&mut *connection).await.is_ok() {}

@@ -70,6 +70,7 @@ async fn a_run_that_expires_in_its_pinned_transaction_is_followed_only_after_the
         let busy = refused(&there, "chat").await;
         assert_eq!(busy.holder().run_id, run.run_id());
         assert_eq!(busy.retry_after(), Duration::from_secs(1));
+        assert!(busy.to_string().contains("has expired") && busy.to_string().contains("pinned"), "{busy}");
     }
     tx.commit().await.unwrap();
     let next = held(&there, "chat").await;

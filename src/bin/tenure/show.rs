@@ -180,12 +180,11 @@ pub(crate) fn table(sessions: &[SessionStatus]) -> String {
 
 /// "held by …, since …, expires in …"
 pub(crate) fn held_by(holder: &Holder) -> String {
-    format!(
-        "held by {}, since {}, expires in {}",
-        holder.label,
-        rfc3339(holder.since),
-        short(holder.expires_in)
-    )
+    let expires = match holder.expires_in.is_zero() {
+        true => "has expired, but its work or a transaction that it has pinned has not ended".to_owned(),
+        false => format!("expires in {}", short(holder.expires_in)),
+    };
+    format!("held by {}, since {}, {expires}", holder.label, rfc3339(holder.since))
 }
 
 pub(crate) fn rfc3339(at: SystemTime) -> String {
