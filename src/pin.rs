@@ -46,8 +46,9 @@
 //! transaction the file's only writer: so nobody else writes, **renewals included, of all sessions in that file**. A
 //! pinned transaction must therefore be shorter than [`renew_timeout`](crate::Timing::renew_timeout) (ttl/10, at most
 //! 5 s); a warning is logged when less trusted time than that is left. Begin it with `BEGIN IMMEDIATE`
-//! (`pool.begin_with("BEGIN IMMEDIATE")`): a transaction that has read before cannot become a writer if somebody else has written since, and
-//! fails with "database is locked".
+//! (`pool.begin_with("BEGIN IMMEDIATE")`): a transaction that has read before cannot become a writer if somebody else has
+//! written since, and fails with "database is locked". That is also how an acquire or a release of others fares
+//! meanwhile: it waits for its turn, and is asked again.
 
 use std::time::Duration;
 
