@@ -16,7 +16,7 @@ mod stress;
 use std::time::Duration;
 
 use support::device::key;
-use tenure::{AcquireError, Busy, Run, Supervisor};
+use tenure::{Run, Supervisor};
 
 /// The shortest there is.
 const TTL: Duration = Duration::from_secs(1);
@@ -30,11 +30,4 @@ async fn supervisor(url: &str, ttl: Duration) -> Supervisor {
 
 async fn held(supervisor: &Supervisor, session: &str) -> Run {
     supervisor.acquire(&key(session)).await.unwrap_or_else(|error| panic!("{session}: {error}"))
-}
-
-async fn refused(supervisor: &Supervisor, session: &str) -> Box<Busy> {
-    match supervisor.acquire(&key(session)).await {
-        Err(AcquireError::Busy(busy)) => busy,
-        other => panic!("{session}: not refused: {other:?}"),
-    }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Postgres, Row as _, Transaction};
 use tenure::{
-    RunId, SessionKey,
+    AcquireError, Busy, RunId, SessionKey,
     pin::{self, PinError, Pinned},
     store::{AcquireOutcome, Bounds, ReleaseOutcome, SWEEP_AFTER},
 };
@@ -370,4 +370,11 @@ async fn host(backend: &PostgresBackend) -> PgConnection {
 
 async fn begin<'a>(host: &'a mut PgConnection, level: &str) -> Transaction<'a, Postgres> {
     host.begin_with(AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"))).await.unwrap()
+}
+
+async fn refused(supervisor: &Supervisor, session: &str) -> Box<Busy> {
+    match supervisor.acquire(&key(session)).await {
+        Err(AcquireError::Busy(busy)) => busy,
+        other => panic!("{session}: not refused: {other:?}"),
+    }
 }
