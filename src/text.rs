@@ -66,7 +66,7 @@ fn is_seen(char: char) -> bool {
 /// Neither a control or format character, nor a blank, nor one without a meaning: as the standard library has it, which
 /// says so only by what it escapes. Behind another character it leaves what combines with that as it is.
 fn is_printable(char: char) -> bool {
-    let mut buffer = ['x' as u8; 5];
+    let mut buffer = [b'x'; 5];
     let length = 1 + char.encode_utf8(&mut buffer[1..]).len();
     let pair = std::str::from_utf8(&buffer[..length]).unwrap_or_default();
     pair.escape_debug().eq(pair.chars())
