@@ -48,12 +48,15 @@ async fn an_outage_of_a_third_of_the_lease_is_told_as_a_risk_and_as_recovered() 
     proxy.cut();
     let cut = Instant::now();
     let at_risk = run.event("at_risk");
-    assert_eq!(crate::events::names(&at_risk), ["account", "at", "event", "session", "trusted_for_ms"]);
+    assert_eq!(
+        crate::events::names(&at_risk),
+        ["account", "at", "event", "run_id", "session", "trusted_for_ms"]
+    );
     assert!(at_risk["trusted_for_ms"].as_u64().is_some_and(|left| left > 0 && left < 9_000), "{at_risk}");
     background::sleep(Duration::from_secs(3).saturating_sub(cut.elapsed())).await;
     proxy.pass();
     let recovered = run.event("recovered");
-    assert_eq!(crate::events::names(&recovered), ["account", "at", "event", "session"]);
+    assert_eq!(crate::events::names(&recovered), ["account", "at", "event", "run_id", "session"]);
     for event in [at_risk, recovered] {
         crate::events::assert_recent(crate::events::instant(&event["at"]));
     }
