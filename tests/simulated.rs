@@ -4,6 +4,8 @@
 
 #[path = "simulated/acquiring.rs"]
 mod acquiring;
+#[path = "simulated/asking.rs"]
+mod asking;
 #[path = "simulated/closing.rs"]
 mod closing;
 #[path = "simulated/ending.rs"]
