@@ -18,6 +18,8 @@ mod limits;
 mod listeners;
 #[path = "simulated/outages.rs"]
 mod outages;
+#[path = "simulated/rejecting.rs"]
+mod rejecting;
 #[path = "simulated/scopes.rs"]
 mod scopes;
 #[path = "simulated/stopping.rs"]
