@@ -6,11 +6,12 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    thread::JoinHandle,
     time::Duration,
 };
 
 use actix::Addr;
-use futures::{channel::oneshot, stream::Stream};
+use futures::{channel::oneshot, future, stream::Stream};
 
 use crate::{
     actor::{
@@ -77,13 +78,13 @@ struct Inner {
     host: Mutex<Option<Host>>,
     /// No new runs are taken any more.
     is_closing: AtomicBool,
-    report: OnceLock<ShutdownReport>,
+    report: Arc<OnceLock<ShutdownReport>>,
 }
 
 /// The thread that the supervisor lives on.
 struct Host {
-    over: oneshot::Receiver<()>,
-    thread: std::thread::JoinHandle<()>,
+    over: future::Shared<oneshot::Receiver<()>>,
+    thread: JoinHandle<()>,
 }
 
 impl Supervisor {
@@ -250,7 +251,8 @@ impl Supervisor {
     }
 
     /// Takes no new runs from now on ([`AcquireError::Draining`](crate::AcquireError::Draining)) and lets the old ones
-    /// finish. Returns when the last of them has ended; bound the wait and [shut down](Self::shutdown) afterwards.
+    /// finish. Returns when the last of them has ended; bound the wait and [shut down](Self::shutdown) afterwards. What a
+    /// failed acquire may have taken may still be on its way back then; the shutdown sees to it.
     /// There is no way back: start another supervisor.
     ///
     /// # Cancel safety
@@ -273,20 +275,21 @@ impl Supervisor {
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.
     pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
-        let (reply, report) = oneshot::channel();
+        let (reply, reported) = oneshot::channel();
         self.inner.is_closing.store(true, Ordering::Relaxed);
         self.inner.registry.do_send(Shutdown { grace, reply: Some(reply) });
-        // No report from a supervisor that has ended before: by a shutdown, or by a failure of its own.
-        let report = report.await.ok();
-        let report = report.map(|report| self.inner.report.get_or_init(|| report));
-        let report = report.or_else(|| self.inner.report.get()).cloned();
-        let host = self.inner.host.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Host { over, thread }) = host {
+        // An error says that the supervisor has ended before: by a shutdown, or by a failure of its own.
+        let _ = reported.await;
+        let host = || self.inner.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let over = host().as_ref().map(|host| host.over.clone());
+        if let Some(over) = over {
             // The thread says so as its last word: joining it takes no time.
             let _ = over.await;
-            let _ = thread.join();
+            let thread = host().take().map(|host| host.thread);
+            let _ = thread.map(JoinHandle::join);
         }
-        report.unwrap_or(ShutdownReport { failed: true, ..ShutdownReport::default() })
+        let failed = || ShutdownReport { failed: true, ..ShutdownReport::default() };
+        self.inner.report.get().cloned().unwrap_or_else(failed)
     }
 }
 

@@ -26,7 +26,8 @@
 //!
 //! - *the database fails, or its answers are lost or late*: [`MemoryStore::set_fault`], [`MemoryStore::set_delay`],
 //!   and for renewals alone [`MemoryStore::fail_renewals`];
-//! - *one row is locked by a stranger*: [`MemoryStore::set_locked`];
+//! - *one row is locked by a stranger*: [`MemoryStore::set_locked`]; *its statements are rejected*:
+//!   [`MemoryStore::set_rejected`];
 //! - *the lease is taken away*: [`MemoryStore::take_away`], [`MemoryStore::delete`];
 //! - *somebody asks the run to stop*: [`MemoryStore::request_stop`]; *and the run hears of it only with its next
 //!   renewal*: [`MemoryStore::set_hints_lost`], [`MemoryStore::break_listeners`];

@@ -18,6 +18,8 @@ mod host;
 #[cfg(feature = "postgres")]
 #[path = "faults/locks.rs"]
 mod locks;
+#[path = "faults/rejecting.rs"]
+mod rejecting;
 #[cfg(feature = "postgres")]
 #[path = "faults/secrets.rs"]
 mod secrets;
@@ -40,14 +42,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-#[cfg(feature = "postgres")]
-use futures::Stream;
-use futures::{StreamExt, future::join_all};
+use futures::{Stream, StreamExt, future::join_all};
 use support::{background, device::key, process};
-#[cfg(feature = "postgres")]
-use tenure::RunEvent;
 use tenure::{
-    EndReason, Run, SessionState, SessionStatus, Supervisor, Timing,
+    EndReason, Run, RunEvent, SessionState, SessionStatus, Supervisor, Timing,
     clock::{BootInstant, Clock as _, SystemClock},
 };
 
@@ -109,7 +107,6 @@ async fn at_last<T>(what: &str, attempt: impl AsyncFn() -> Result<T, String>) ->
 }
 
 /// Waits for an event; events before are passed over.
-#[cfg(feature = "postgres")]
 async fn told(events: &mut (impl Stream<Item = RunEvent> + Unpin), wanted: impl Fn(&RunEvent) -> bool) {
     let found = async {
         while let Some(event) = events.next().await {

@@ -4,6 +4,8 @@
 
 #[path = "simulated/acquiring.rs"]
 mod acquiring;
+#[path = "simulated/asking.rs"]
+mod asking;
 #[path = "simulated/closing.rs"]
 mod closing;
 #[path = "simulated/ending.rs"]
@@ -16,6 +18,8 @@ mod limits;
 mod listeners;
 #[path = "simulated/outages.rs"]
 mod outages;
+#[path = "simulated/rejecting.rs"]
+mod rejecting;
 #[path = "simulated/scopes.rs"]
 mod scopes;
 #[path = "simulated/stopping.rs"]

@@ -4,9 +4,10 @@
 //! gathered go out in the next. A lane at rest adds no delay: one request is one statement. Because renewals
 //! have a lane of their own, nothing else can be in their way (invariant I10).
 //!
-//! Each lane has two tracks. The *main* track carries batches. Items that met a locked row, and the items of a
-//! batch that the database rejected as a whole, go one by one over the *side* track, on a connection of its
-//! own, so that one bad row holds nobody up.
+//! Each lane has two tracks. The *main* track carries batches. The *side* track, on a connection of its own, carries
+//! what must hold nobody up: items that met a locked row, each alone, and batches that the database rejected, taken
+//! apart until the bad items are found. A session that was found to be bad does not ride with the others again before
+//! the database has accepted it ([`suspects`]).
 //!
 //! A statement runs in a task of its own and is never dropped half-way, but at its time-out: then its
 //! connection is dropped with it and the next statement opens a new one. Every request is answered, whatever
@@ -32,7 +33,10 @@ use crate::{
     store::{Bounds, LeaseConnection, MAX_BATCH, SharedStore, StoreError},
 };
 
+mod suspects;
 mod verb;
+
+use suspects::Suspects;
 
 pub(crate) use verb::{Acquiring, Releasing, Renewing, Verb};
 
@@ -77,7 +81,7 @@ impl<V: Verb> LaneAddr<V> {
         sent: Arc<AtomicBool>,
     ) -> impl Future<Output = Answer<V::Outcome>> + 'static {
         let (reply, answer) = oneshot::channel();
-        self.addr.do_send(Submit { request: Request { item, sent, reply }, alone });
+        self.addr.do_send(Submit(Request { item, alone, sent, reply }));
         let location = self.location.clone();
         answer.map(move |answer| {
             answer.unwrap_or_else(|oneshot::Canceled| Answer {
@@ -111,12 +115,15 @@ pub(crate) struct Lane<V: Verb> {
     settings: LaneSettings,
     main: Track<V>,
     side: Track<V>,
+    suspects: Suspects,
     steps: StepDetector,
     _open: TaskTrackerToken,
 }
 
 struct Track<V: Verb> {
     queue: VecDeque<Request<V>>,
+    /// Of rejected batches: each goes before the queue, as one statement.
+    parts: VecDeque<Vec<Request<V>>>,
     /// The most requests in one statement, now and ever.
     width: usize,
     widest: usize,
@@ -129,16 +136,15 @@ struct Track<V: Verb> {
 
 struct Request<V: Verb> {
     item: V::Item,
+    /// In a statement of its own.
+    alone: bool,
     sent: Arc<AtomicBool>,
     reply: oneshot::Sender<Answer<V::Outcome>>,
 }
 
 #[derive(Message)]
 #[rtype(result = "()")]
-struct Submit<V: Verb> {
-    request: Request<V>,
-    alone: bool,
-}
+struct Submit<V: Verb>(Request<V>);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
@@ -165,9 +171,10 @@ struct Sent {
 impl<V: Verb> Lane<V> {
     pub(crate) fn start_with(settings: LaneSettings) -> LaneAddr<V> {
         let location = settings.store.location().to_owned();
-        let (main, side) = (Track::of_width(MAX_BATCH), Track::of_width(1));
+        let (main, side) = (Track::of_width(MAX_BATCH), Track::of_width(MAX_BATCH));
         let open = settings.connections.token();
-        let addr = Self { settings, main, side, steps: StepDetector::default(), _open: open }.start();
+        let (suspects, steps) = (Suspects::default(), StepDetector::default());
+        let addr = Self { settings, main, side, suspects, steps, _open: open }.start();
         LaneAddr { addr, location }
     }
 
@@ -218,7 +225,7 @@ impl<V: Verb> Lane<V> {
                 let Returned { connection, batch, sent, result } = returned;
                 track.connection = connection;
                 track.note(result.as_ref().is_err_and(StoreError::is_uncertain), batch.len(), longest);
-                self.answer(which, batch, sent, result);
+                self.answer(batch, sent, result);
             }
             None => track.note(true, 1, longest),
         }
@@ -226,28 +233,33 @@ impl<V: Verb> Lane<V> {
         self.pump(Which::Side, ctx);
     }
 
-    fn answer(
-        &mut self,
-        which: Which,
-        batch: Vec<Request<V>>,
-        sent: Sent,
-        result: Result<Vec<V::Outcome>, StoreError>,
-    ) {
+    fn answer(&mut self, batch: Vec<Request<V>>, sent: Sent, result: Result<Vec<V::Outcome>, StoreError>) {
         match result {
             Ok(outcomes) => {
                 self.watch_clock(&outcomes, sent);
                 for (request, outcome) in batch.into_iter().zip(outcomes) {
+                    self.suspects.accepted(V::key(&request.item));
                     request.answer(sent, Ok(outcome));
                 }
             }
-            // Something in the batch is to blame: each alone, so that only that one suffers.
-            Err(error) if !error.is_uncertain() && which == Which::Main && batch.len() > 1 => {
-                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; one by one");
-                self.side.queue.extend(batch);
+            // Something in the batch is to blame, and only that is to suffer.
+            Err(error) if is_items_fault(&error, sent) && batch.len() > 1 => {
+                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; taken apart");
+                let are_all_suspects =
+                    batch.iter().all(|request| self.suspects.contains(V::key(&request.item)));
+                let parts = suspects::apart(batch);
+                match are_all_suspects {
+                    true => self.side.parts.extend(parts),
+                    // Most of them are in order, and go first.
+                    false => parts.rev().for_each(|part| self.side.parts.push_front(part)),
+                }
             }
             Err(error) => {
                 tracing::debug!(verb = V::NAME, items = batch.len(), %error, "statement failed");
                 for request in batch {
+                    if is_items_fault(&error, sent) {
+                        self.suspects.rejected(V::key(&request.item));
+                    }
                     request.answer(sent, Err(error.clone()));
                 }
             }
@@ -277,9 +289,10 @@ impl<V: Verb> Actor for Lane<V> {
 impl<V: Verb> Handler<Submit<V>> for Lane<V> {
     type Result = ();
 
-    fn handle(&mut self, submit: Submit<V>, ctx: &mut Context<Self>) {
-        let which = if submit.alone { Which::Side } else { Which::Main };
-        self.track(which).queue.push_back(submit.request);
+    fn handle(&mut self, Submit(request): Submit<V>, ctx: &mut Context<Self>) {
+        let is_apart = request.alone || self.suspects.contains(V::key(&request.item));
+        let which = if is_apart { Which::Side } else { Which::Main };
+        self.track(which).queue.push_back(request);
         self.pump(which, ctx);
     }
 }
@@ -290,6 +303,7 @@ impl<V: Verb> Track<V> {
     fn of_width(width: usize) -> Self {
         Self {
             queue: VecDeque::new(),
+            parts: VecDeque::new(),
             width,
             widest: width,
             connection: None,
@@ -301,6 +315,12 @@ impl<V: Verb> Track<V> {
 
     /// Takes what fits into one statement: whoever still waits, each key once, in the order of asking.
     fn gather(&mut self) -> Vec<Request<V>> {
+        while let Some(mut part) = self.parts.pop_front() {
+            part.retain(|request| !request.reply.is_canceled());
+            if !part.is_empty() {
+                return part;
+            }
+        }
         let mut batch = Vec::new();
         let mut keys = HashSet::new();
         let mut left = VecDeque::new();
@@ -308,8 +328,13 @@ impl<V: Verb> Track<V> {
             if request.reply.is_canceled() {
                 continue;
             }
-            if batch.len() == self.width {
+            let is_full = batch.len() == self.width || (request.alone && !batch.is_empty());
+            if is_full {
                 left.push_back(request);
+                break;
+            }
+            if request.alone {
+                batch.push(request);
                 break;
             }
             match keys.insert(V::key(&request.item).clone()) {
@@ -341,6 +366,12 @@ impl<V: Verb> Request<V> {
     }
 }
 
+/// Whether something in a statement is to blame for its failure: the database has read it, and says for certain that
+/// it has done nothing.
+fn is_items_fault(error: &StoreError, sent: Sent) -> bool {
+    sent.was_sent && !error.is_uncertain()
+}
+
 /// One statement, connecting first where need be, within its time-out.
 async fn attempt<V: Verb>(
     settings: LaneSettings,
@@ -366,10 +397,11 @@ async fn attempt<V: Verb>(
     };
     // Connecting takes time: what nobody waits for any more must not be sent after all.
     batch.retain(|request| !request.reply.is_canceled());
-    let (items, askers): (Vec<_>, Vec<_>) = batch.into_iter().map(|r| (r.item, (r.sent, r.reply))).unzip();
+    let (items, askers): (Vec<_>, Vec<_>) =
+        batch.into_iter().map(|r| (r.item, (r.alone, r.sent, r.reply))).unzip();
     let result = match connected {
         Ok(mut open) if !items.is_empty() => {
-            askers.iter().for_each(|(sent, _)| sent.store(true, Ordering::Relaxed));
+            askers.iter().for_each(|(_, sent, _)| sent.store(true, Ordering::Relaxed));
             (was_sent, at) = (true, settings.clock.now());
             let call = AssertUnwindSafe(V::call(open.as_mut(), &items)).catch_unwind();
             let result = match timeout_at(until, call).await {
@@ -390,7 +422,7 @@ async fn attempt<V: Verb>(
         }
         Err(error) => Err(error),
     };
-    let request = |(item, (sent, reply))| Request { item, sent, reply };
+    let request = |(item, (alone, sent, reply))| Request { item, alone, sent, reply };
     let batch = items.into_iter().zip(askers).map(request).collect();
     let sent = Sent { was_sent, at, received_at: settings.clock.now() };
     Returned { connection, batch, sent, result }

@@ -1,8 +1,15 @@
-//! Reading, sweeping, and asking runs to stop: everything that no run depends on, over one connection of its own.
+//! Reading, sweeping, and asking runs to stop: everything that no run depends on, over connections of its own.
+//!
+//! There are two workers, so that a long list or sweep delays neither a stop nor a look at whether the database is
+//! there. At rest they share one connection: a second is opened when both work at the same time, and closed when it has
+//! not been needed for a while.
+//!
+//! Whatever is asked may be asked twice. A connection that was idle may have died unnoticed, so that a failure on it says
+//! nothing of the database: the same is asked once more on a fresh one, within the same time.
 //!
 //! Requests for single sessions that gather while a statement is in flight go out together in the next.
 
-use std::{panic::AssertUnwindSafe, pin::Pin, time::Duration};
+use std::{cell::Cell, pin::Pin, rc::Rc, time::Duration};
 
 use futures::{
     FutureExt, StreamExt,
@@ -14,10 +21,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{Closed, QueryError},
-    session::{Holder, SessionKey, SessionStatus},
+    session::{Holder, Reason, Requester, SessionKey, SessionStatus},
     store::{Bounds, LeaseConnection, MAX_BATCH, Page, SharedStore, StopOutcome, StopRun, StoreError},
     watch::Standby,
 };
+
+mod connections;
+
+use connections::Connections;
 
 /// A question and where its answer goes.
 pub(crate) enum Query {
@@ -36,25 +47,28 @@ type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// The way to ask, from any thread and any runtime.
 #[derive(Clone)]
-pub(crate) struct Queries(mpsc::UnboundedSender<Query>);
+pub(crate) struct Queries {
+    short: mpsc::UnboundedSender<Query>,
+    long: mpsc::UnboundedSender<Query>,
+}
 
 impl Queries {
     /// # Cancel safety
     /// Dropping the future changes nothing but that a sweep which was sent still takes effect.
     pub(crate) async fn ask<T>(&self, query: impl FnOnce(Reply<T>) -> Query) -> Result<T, QueryError> {
         let (reply, answer) = oneshot::channel();
-        self.0.unbounded_send(query(reply)).map_err(|_| Closed)?;
+        let query = query(reply);
+        let worker = if query.may_be_long() { &self.long } else { &self.short };
+        worker.unbounded_send(query).map_err(|_| Closed)?;
         Ok(answer.await.map_err(|oneshot::Canceled| Closed)??)
     }
 }
 
 /// Answers queries until the supervisor is over, or nobody can ask any more.
 pub(crate) struct QueryLane {
-    store: SharedStore,
-    bounds: Bounds,
-    attempt_timeout: Duration,
-    connection: Option<Box<dyn LeaseConnection>>,
-    queries: Peekable<mpsc::UnboundedReceiver<Query>>,
+    short: Worker,
+    long: Worker,
+    connections: Rc<Connections>,
 }
 
 impl QueryLane {
@@ -64,13 +78,32 @@ impl QueryLane {
         attempt_timeout: Duration,
         connection: Box<dyn LeaseConnection>,
     ) -> (Queries, Self) {
-        let (sender, queries) = mpsc::unbounded();
-        let queries = queries.peekable();
-        (Queries(sender), Self { store, bounds, attempt_timeout, connection: Some(connection), queries })
+        let connections = Rc::new(Connections::new(store, bounds, attempt_timeout, connection));
+        let worker = || {
+            let (sender, queries) = mpsc::unbounded();
+            (sender, Worker { connections: connections.clone(), queries: queries.peekable() })
+        };
+        let ((short, short_worker), (long, long_worker)) = (worker(), worker());
+        let lane = Self { short: short_worker, long: long_worker, connections: connections.clone() };
+        (Queries { short, long }, lane)
     }
 
-    pub(crate) async fn serve(mut self, over: CancellationToken) {
-        while let Some(Some(query)) = over.run_until_cancelled(self.queries.next()).await {
+    pub(crate) async fn serve(self, over: CancellationToken) {
+        let Self { short, long, connections } = self;
+        futures::join!(short.serve(&over), long.serve(&over));
+        connections.close().await;
+    }
+}
+
+/// Answers one query after the other.
+struct Worker {
+    connections: Rc<Connections>,
+    queries: Peekable<mpsc::UnboundedReceiver<Query>>,
+}
+
+impl Worker {
+    async fn serve(mut self, over: &CancellationToken) {
+        while let Some(Some(query)) = over.run_until_cancelled(self.next()).await {
             match query {
                 query if query.is_unwanted() => {}
                 Query::Inspect(key, reply) => {
@@ -83,34 +116,41 @@ impl QueryLane {
                     self.inspect(asked).await;
                 }
                 Query::Look(keys, reply) => {
-                    let answer = self.attempt(async |connection| connection.inspect(&keys).await).await;
+                    let answer = self.ask(async |connection| connection.inspect(&keys).await).await;
                     let _ = reply.send(answer);
                 }
                 Query::Stop(item, reply) => {
-                    let answer = self.attempt(async |connection| connection.request_stop(&item).await).await;
+                    let answer = self.stop(item).await;
                     let _ = reply.send(answer);
                 }
                 Query::List(page, reply) => {
-                    let answer = self.attempt(async |connection| list(connection, &page).await).await;
+                    let answer = self.ask(async |connection| list(connection, &page).await).await;
                     let _ = reply.send(answer);
                 }
                 Query::Standby(reply) => {
-                    let answer = self.attempt(async |connection| Ok(connection.standby())).await;
+                    let answer = self.ask(async |connection| Ok(connection.standby())).await;
                     let _ = reply.send(answer);
                 }
                 Query::Sweep(limit, reply) => {
-                    let answer = self.attempt(async |connection| connection.sweep(limit).await).await;
+                    let answer = self.ask(async |connection| connection.sweep(limit).await).await;
                     let _ = reply.send(answer);
                 }
                 Query::Probe(reply) => {
-                    let answer = self.attempt(async |connection| connection.probe().await).await;
+                    let answer = self.ask(async |connection| connection.probe().await).await;
                     let _ = reply.send(answer);
                 }
             }
         }
-        if let Some(connection) = self.connection {
-            connection.close().await;
+    }
+
+    async fn next(&mut self) -> Option<Query> {
+        while self.connections.has_spare() {
+            match timeout(connections::LINGER, self.queries.next()).await {
+                Ok(next) => return next,
+                Err(_elapsed) => self.connections.close_spare(),
+            }
         }
+        self.queries.next().await
     }
 
     /// What else has gathered, up to the first query of another kind.
@@ -127,7 +167,7 @@ impl QueryLane {
             let holders = connection.inspect(&keys).await?;
             Ok((holders, connection.standby()))
         };
-        let answer = self.attempt(look).await;
+        let answer = self.ask(look).await;
         for (key, reply) in asked {
             let found = answer.as_ref().map_err(Clone::clone).map(|(holders, standby)| {
                 let holder = keys.binary_search(&key).ok().and_then(|at| holders.get(at).cloned().flatten());
@@ -137,32 +177,26 @@ impl QueryLane {
         }
     }
 
-    async fn attempt<T>(
+    async fn stop(&mut self, item: StopRun) -> Result<StopOutcome, StoreError> {
+        let attempts = Cell::new(0);
+        let answer = self.ask(async |connection| {
+            attempts.set(attempts.get() + 1);
+            connection.request_stop(&item).await
+        });
+        let outcome = answer.await?;
+        // The first attempt may have written the request whose answer was lost.
+        Ok(if attempts.get() > 1 { own_request_is_first(outcome, &item) } else { outcome })
+    }
+
+    async fn ask<T>(
         &mut self,
-        call: impl AsyncFnOnce(&mut dyn LeaseConnection) -> Result<T, StoreError>,
+        call: impl AsyncFn(&mut dyn LeaseConnection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let exchange = async {
-            let connection = match &mut self.connection {
-                Some(connection) => connection,
-                none => none.insert(self.store.connect(self.bounds).await?),
-            };
-            call(connection.as_mut()).await
-        };
-        let exchange = AssertUnwindSafe(exchange).catch_unwind();
-        let location = self.store.location();
-        let error = match timeout(self.attempt_timeout, exchange).await {
-            Ok(Ok(result)) => {
-                if result.as_ref().is_err_and(StoreError::is_uncertain) {
-                    self.connection = None;
-                }
-                return result;
-            }
-            Ok(Err(_panic)) => StoreError::panicked(location),
-            Err(_elapsed) => StoreError::silent(location, self.attempt_timeout),
-        };
-        self.connection = None;
-        self.fail_waiting(&error);
-        Err(error)
+        let (answer, is_silent) = self.connections.ask(call).await;
+        if let (Err(error), true) = (&answer, is_silent) {
+            self.fail_waiting(error);
+        }
+        answer
     }
 
     /// What has gathered behind a statement that got no answer shares its fate, instead of waiting as long again.
@@ -179,7 +213,25 @@ async fn list(connection: &mut dyn LeaseConnection, page: &Page) -> Result<Vec<S
     Ok(found.into_iter().map(|(key, holder)| SessionStatus::of(key, Some(holder), standby.clone())).collect())
 }
 
+/// A request that nobody signed and nobody gave a reason for could be anybody's.
+fn own_request_is_first(outcome: StopOutcome, item: &StopRun) -> StopOutcome {
+    let (by, reason) = (item.by.as_ref().map(Requester::as_str), item.reason.as_ref().map(Reason::as_str));
+    match outcome {
+        StopOutcome::Asked { holder, first } => {
+            let stands = holder.stop.as_ref().map(|stop| (stop.by.as_deref(), stop.reason.as_deref()));
+            let is_own = stands == Some((by, reason)) && (by, reason) != (None, None);
+            StopOutcome::Asked { holder, first: first || is_own }
+        }
+        other => other,
+    }
+}
+
 impl Query {
+    /// Whether it reads or writes many rows.
+    fn may_be_long(&self) -> bool {
+        matches!(self, Self::List(..) | Self::Sweep(..))
+    }
+
     fn is_unwanted(&self) -> bool {
         match self {
             Self::Inspect(_, reply) => reply.is_canceled(),

@@ -3,7 +3,11 @@
 //! It refuses from memory, but only the database grants (invariant I1). It starts one run actor per grant,
 //! hears of every end, and watches the local clocks for all of them.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, Recipient};
 use futures::channel::oneshot;
@@ -67,6 +71,8 @@ pub(crate) struct Links {
     pub(crate) queries: Queries,
     /// Whether there is any session to hear hints for.
     pub(crate) is_busy: watch::Sender<bool>,
+    /// Where the report of a shutdown is left.
+    pub(crate) report: Arc<OnceLock<ShutdownReport>>,
 }
 
 /// One session of this process: the run that works on it, and a request for it on its way. Both exist at once
@@ -239,6 +245,7 @@ impl Registry {
         let actor = actor.start();
         if let Some(request) = &grant.stop {
             let reason = EndReason::stopped(request);
+            shared.note_stop(request);
             // Before anybody can begin to work under it.
             shared.end(reason.clone());
             actor.do_send(RunMessage::Stop { reason, grace: None });
@@ -449,7 +456,7 @@ impl Running {
                 true => Duration::ZERO,
                 false => expires_at.saturating_since(links.run.clock.now()),
             },
-            stop: None,
+            stop: self.shared.stop_request().cloned(),
         }
     }
 }

@@ -174,6 +174,9 @@ impl RunActor {
             Ok(RenewOutcome::Renewed(renewed)) => {
                 self.last_error = None;
                 let remaining = renewed.remaining;
+                if let Some(request) = &renewed.stop {
+                    self.shared.note_stop(request);
+                }
                 expires_at_micros = Some(renewed.clock_micros.saturating_add(micros(remaining)));
                 Renewal::Confirmed { sent_at, remaining, stop: renewed.stop }
             }

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -22,7 +22,7 @@ use crate::{
     config::Timing,
     end::{EndReason, Ended},
     event::RunRef,
-    session::{FencingToken, Phase, RunId, SessionKey, Stage},
+    session::{FencingToken, Phase, RunId, SessionKey, Stage, StopRequest},
 };
 
 /// What the guard, the work and the actor of one run share.
@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     /// Who works under this run: the guard, and all that was started through its context.
     pub(super) works: Works,
     end: End,
+    /// The first request to stop that is known here.
+    stop_request: OnceLock<StopRequest>,
 }
 
 /// How a run starts.
@@ -92,6 +94,7 @@ impl Shared {
             is_stuck: AtomicBool::new(false),
             works: Works::of_guard(),
             end: End::new(token),
+            stop_request: OnceLock::new(),
         }
     }
 
@@ -186,6 +189,20 @@ impl Shared {
     /// Answers whether the actor has to be told: the first request is the one that counts.
     pub(super) fn ask_to_stop(&self) -> bool {
         !self.stop_was_asked.swap(true, Ordering::Relaxed)
+    }
+
+    /// Keeps the first request to stop that anybody has heard of; answers the one that stands, and whether that is this.
+    pub(crate) fn note_stop(&self, request: &StopRequest) -> (&StopRequest, bool) {
+        let mut is_first = false;
+        let stands = self.stop_request.get_or_init(|| {
+            is_first = true;
+            request.clone()
+        });
+        (stands, is_first)
+    }
+
+    pub(crate) fn stop_request(&self) -> Option<&StopRequest> {
+        self.stop_request.get()
     }
 
     pub(super) fn beat(&self) {

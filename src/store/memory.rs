@@ -68,6 +68,8 @@ pub struct Statements {
     pub releases: u64,
     /// Batches of inspections.
     pub inspections: u64,
+    /// Items of statements that were rejected, the innocent ones included.
+    pub rejected_items: u64,
 }
 
 #[derive(Default)]
@@ -80,6 +82,7 @@ struct State {
     reply_delay: Duration,
     failing_renewals: u32,
     locked: HashSet<SessionKey>,
+    rejected: HashSet<SessionKey>,
     frozen: Vec<FrozenStatement>,
     statements: Statements,
     listeners: Vec<(NodeId, mpsc::UnboundedSender<RunId>)>,
@@ -157,6 +160,17 @@ impl MemoryStore {
             state.locked.insert(key.clone());
         } else {
             state.locked.remove(key);
+        }
+    }
+
+    /// From now on a statement that is to write this session's row, and whatever else, is rejected as a whole, as by a
+    /// trigger that raises an error for it; or such statements are accepted again.
+    pub fn set_rejected(&self, key: &SessionKey, rejected: bool) {
+        let mut state = self.lock_state();
+        if rejected {
+            state.rejected.insert(key.clone());
+        } else {
+            state.rejected.remove(key);
         }
     }
 
@@ -332,9 +346,11 @@ impl LeaseConnection for MemoryStore {
     ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
         let items = items.to_vec();
         self.execute(move |state, now| {
+            state.check(items.iter().map(|item| &item.key))?;
             state.statements.acquires += 1;
-            items.iter().map(|item| state.acquire(item, now)).collect()
+            Ok(items.iter().map(|item| state.acquire(item, now)).collect())
         })
+        .map(Result::flatten)
         .boxed()
     }
 
@@ -350,9 +366,11 @@ impl LeaseConnection for MemoryStore {
         }
         let items = items.to_vec();
         self.execute(move |state, now| {
+            state.check(items.iter().map(|item| &item.key))?;
             state.statements.renewals += 1;
-            items.iter().map(|item| state.renew(item, now)).collect()
+            Ok(items.iter().map(|item| state.renew(item, now)).collect())
         })
+        .map(Result::flatten)
         .boxed()
     }
 
@@ -362,9 +380,11 @@ impl LeaseConnection for MemoryStore {
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
         let items = items.to_vec();
         self.execute(move |state, _| {
+            state.check(items.iter().map(|item| &item.key))?;
             state.statements.releases += 1;
-            items.iter().map(|item| state.release(item)).collect()
+            Ok(items.iter().map(|item| state.release(item)).collect())
         })
+        .map(Result::flatten)
         .boxed()
     }
 
@@ -422,6 +442,18 @@ impl LeaseConnection for MemoryStore {
 }
 
 impl State {
+    /// A statement is executed as a whole or not at all.
+    fn check<'a>(
+        &mut self,
+        mut keys: impl ExactSizeIterator<Item = &'a SessionKey>,
+    ) -> Result<(), StoreError> {
+        let items = keys.len() as u64;
+        let Some(key) = keys.find(|key| self.rejected.contains(key)) else { return Ok(()) };
+        self.statements.rejected_items += items;
+        let detail = format!("an error was raised for {key}");
+        Err(StoreError::Rejected { location: "memory".to_owned(), detail })
+    }
+
     fn acquire(&mut self, item: &Acquire, now: i64) -> AcquireOutcome {
         let held = self.rows.get(&item.key);
         if let Some(row) = held.filter(|row| row.expires_at > now && row.run_id != item.run_id) {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use actix::{Actor, AsyncContext, Context, Recipient};
-use futures::{channel::oneshot, future::BoxFuture};
-use tokio::{sync::watch, time::timeout};
+use futures::{FutureExt, channel::oneshot, future::BoxFuture};
+use tokio::{runtime, sync::watch, task::LocalSet, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Host, Inner, Supervisor};
@@ -173,13 +173,14 @@ impl Builder {
         let thread = std::thread::Builder::new()
             .name("tenure".to_owned())
             .spawn(move || {
-                actix_rt::System::new().block_on(host(plan, ready));
+                live(plan, ready);
                 let _ = last_word.send(());
             })
             .map_err(|error| StartError::Thread(error.to_string()))?;
         let ended = || StartError::Thread("it ended before it was ready".to_owned());
         let inner = started.await.map_err(|oneshot::Canceled| ended())??;
-        *inner.host.lock().unwrap_or_else(PoisonError::into_inner) = Some(Host { over, thread });
+        *inner.host.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Host { over: over.shared(), thread });
         Ok(Supervisor { inner })
     }
 
@@ -250,6 +251,25 @@ struct Started {
     goodbyes: TaskTracker,
 }
 
+/// All that happens on the supervisor's thread.
+fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
+    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = ready.send(Err(StartError::Thread(error.to_string())));
+            return;
+        }
+    };
+    let actors = LocalSet::new();
+    actors.block_on(&runtime, host(plan, ready));
+    {
+        let _entered = runtime.enter();
+        drop(actors);
+    }
+    // A name that is being looked up blocks a thread for as long as the resolver likes.
+    runtime.shutdown_background();
+}
+
 /// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
     match plan.start().await {
@@ -307,6 +327,7 @@ impl Plan {
         let looking = bounds(&timing, longest);
         let (watching, watcher) = Watcher::new(looked_at, clock.clone(), looking, events.source());
         let (is_busy, busy) = watch::channel(false);
+        let report = Arc::<OnceLock<_>>::default();
         let (run_clock, schema) = (clock.clone(), store.schema_name().into());
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
@@ -319,9 +340,17 @@ impl Plan {
                 schema,
             };
             let acquires = Lane::start_with(acquiring);
-            let (location, queries, goodbyes) = (location.clone(), queries.clone(), goodbyes.clone());
-            let links =
-                Links { node, location, acquires, run, over: over.clone(), goodbyes, queries, is_busy };
+            let links = Links {
+                node,
+                location: location.clone(),
+                acquires,
+                run,
+                over: over.clone(),
+                goodbyes: goodbyes.clone(),
+                queries: queries.clone(),
+                is_busy,
+                report: report.clone(),
+            };
             Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
         });
         if hints {
@@ -338,7 +367,7 @@ impl Plan {
         }
         let host = Mutex::new(None);
         let events = events.source();
-        let (is_closing, report) = (AtomicBool::new(false), OnceLock::new());
+        let is_closing = AtomicBool::new(false);
         let inner = Inner {
             registry,
             queries,

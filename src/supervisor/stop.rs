@@ -96,13 +96,14 @@ impl Asked {
         &self.key
     }
 
-    /// Who was asked. Its `stop` is the request that stands.
+    /// Who was asked. Its `stop` is the request that stands, as far as is known.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// Whether that is this request. The first one is kept: if somebody had asked before, this one has changed
-    /// nothing.
+    /// Whether that is this request, for certain. The first one is kept: if somebody had asked before, this one has
+    /// changed nothing. Also `false` where the run is one of this supervisor's, which was told, and the database did not
+    /// say whether somebody had asked before.
     pub fn is_first(&self) -> bool {
         self.first
     }

@@ -2,10 +2,13 @@
 
 use std::{collections::BTreeSet, sync::Mutex};
 
+use futures::future::BoxFuture;
 use sqlx::Row as _;
+use tenure::store::{Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError};
 
 use super::{
     support::{
+        backend::Backend as _,
         history::{self, Record},
         postgres::{Database, Server},
         postgres_backend::PostgresBackend,
@@ -83,6 +86,103 @@ async fn a_supervisor_is_ready_only_while_its_server_answers_and_takes_writes() 
     assert!(!supervisor.is_ready().await);
     frozen.thaw();
     ready_at_last(true).await;
+}
+
+/// As after a restart in a quiet hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_asked_first_after_all_connections_were_ended_is_answered() {
+    let backend = PostgresBackend::start(Server::shared(), "").await;
+    let (asking, holding) = (
+        supervisor(&backend.database().url(), 10 * TTL).await,
+        supervisor(&backend.database().url(), TTL).await,
+    );
+    let run = held(&holding, "chat").await;
+    let key = key("chat");
+    for question in ["inspect", "list", "stop", "ready", "sweep"] {
+        asking.inspect(&key).await.unwrap();
+        asking.list().await.unwrap();
+        while backend.database().terminate_backends().await > 0 {}
+        let answer = match question {
+            "inspect" => asking.inspect(&key).await.map(drop).map_err(|error| error.to_string()),
+            "list" => asking.list().await.map(drop).map_err(|error| error.to_string()),
+            "stop" => asking.stop(&key).await.map(drop).map_err(|error| error.to_string()),
+            "ready" => asking.is_ready().await.then_some(()).ok_or_else(|| "not ready".to_owned()),
+            _ => asking.sweep().await.map(drop).map_err(|error| error.to_string()),
+        };
+        assert_eq!(answer, Ok(()), "{question}");
+    }
+    drop(run);
+}
+
+/// At rest one connection is for questions; while a list is under way, another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_connection_for_questions_is_closed_when_nobody_needs_it() {
+    let backend = PostgresBackend::start(Server::shared(), "").await;
+    let supervisor = supervisor(&backend.database().url(), TTL).await;
+    let at_rest = sessions(backend.database()).await.len();
+    let lists = join_all((0..20).map(|_| supervisor.list().into_future()));
+    let looks = join_all((0..20).map(|n| {
+        let supervisor = supervisor.clone();
+        async move { supervisor.inspect(&key(&format!("chat-{n}"))).await }
+    }));
+    let (lists, looks) = futures::join!(lists, looks);
+    assert!(lists.iter().all(Result::is_ok) && looks.iter().all(Result::is_ok));
+    at_last("one connection", async || match sessions(backend.database()).await.len() {
+        now if now == at_rest => Ok(()),
+        now => Err(format!("{now} of {at_rest}")),
+    })
+    .await;
+    assert!(supervisor.is_ready().await);
+}
+
+/// The resolver of the operating system cannot be interrupted, and takes as long as it likes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_is_over_in_time_while_a_name_is_being_looked_up() {
+    const LOOK_UP: Duration = Duration::from_secs(60);
+    let backend = PostgresBackend::start(Server::shared(), "").await;
+    let hangs = Arc::new(AtomicBool::new(false));
+    let store = Hanging { store: backend.store(), hangs: hangs.clone(), look_up: LOOK_UP };
+    let supervisor = Supervisor::builder_on(Arc::new(store)).ttl(TTL / 6).start().await.unwrap();
+    drop(held(&supervisor, "chat").await);
+    hangs.store(true, Ordering::Relaxed);
+    while backend.database().terminate_backends().await > 0 {}
+    supervisor.acquire(&key("chat")).await.unwrap_err();
+    let began = SystemClock.now();
+    supervisor.shutdown(Duration::ZERO).await;
+    let took = SystemClock.now().saturating_since(began);
+    assert!(took < LOOK_UP / 4, "{took:?}");
+}
+
+/// A database whose name is not resolved from some time on.
+struct Hanging {
+    store: SharedStore,
+    hangs: Arc<AtomicBool>,
+    look_up: Duration,
+}
+
+impl LeaseStore for Hanging {
+    fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
+        let (connecting, look_up) = (self.store.connect(bounds), self.look_up);
+        match self.hangs.load(Ordering::Relaxed) {
+            false => connecting,
+            true => Box::pin(async move {
+                tokio::task::spawn_blocking(move || thread::sleep(look_up)).await.expect("it only sleeps");
+                connecting.await
+            }),
+        }
+    }
+
+    fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        self.store.migrate()
+    }
+
+    fn schema(&self) -> String {
+        self.store.schema()
+    }
+
+    fn location(&self) -> &str {
+        self.store.location()
+    }
 }
 
 /// A hundred times at random instants, under load.

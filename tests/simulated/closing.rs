@@ -222,6 +222,40 @@ fn a_shutdown_tells_of_ends_that_the_database_has_not_confirmed() {
 }
 
 #[test]
+fn a_shutdown_after_one_that_nobody_awaited_to_its_end_tells_the_same() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        let _ = tokio::time::timeout(millis(1), supervisor.shutdown(seconds(5))).await.unwrap_err();
+        assert!(run.release().await.released);
+        sim.sleep(TTL).await;
+        for _ in 0..2 {
+            let report = supervisor.shutdown(Duration::ZERO).await;
+            assert_eq!((report.failed, report.ended.len(), report.left.len()), (false, 1, 0), "{report:?}");
+        }
+    });
+}
+
+/// What an acquire may have taken is no run: it is given back while the drained supervisor goes on.
+#[test]
+fn a_drain_does_not_wait_for_what_an_acquire_without_an_answer_may_have_taken() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        assert!(held(&supervisor, "chat").await.release().await.released);
+        sim.store.set_fault(Fault::Frozen);
+        let unanswered = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(!unanswered.is_certain(), "{unanswered}");
+        let began = Instant::now();
+        supervisor.drain().await;
+        assert!(began.elapsed() <= seconds(1), "{:?}", began.elapsed());
+        sim.store.set_fault(Fault::None);
+        sim.sleep(seconds(5)).await;
+        assert!(sim.store.is_empty(), "the row that came late was given back");
+        assert_eq!(supervisor.shutdown(Duration::ZERO).await.left, []);
+    });
+}
+
+#[test]
 fn a_supervisor_is_not_ready_while_its_database_is_away() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;

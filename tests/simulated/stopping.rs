@@ -170,6 +170,28 @@ fn the_first_request_is_kept() {
     });
 }
 
+/// Ann's is in the row. That Bob's reaches the run before anybody here has heard of hers does not make it the first.
+#[test]
+fn a_stop_within_a_process_is_not_the_first_while_the_database_cannot_say_so() {
+    for ann_is_heard in [false, true] {
+        simulate(async move |sim| {
+            let supervisor = supervisor(&sim).await;
+            let run = held(&supervisor, "chat").await;
+            sim.store.set_hints_lost(!ann_is_heard);
+            sim.store.request_stop(&key("chat"), "ann", "no tea");
+            sim.sleep(millis(10)).await;
+            sim.store.set_fault(Fault::Unreachable);
+            let asked = asked(supervisor.stop(&key("chat")).by("bob")).await;
+            assert!(!asked.is_first());
+            let stands = asked.holder().stop.as_ref().and_then(|stop| stop.by.as_deref());
+            let first = if ann_is_heard { "ann" } else { "bob" };
+            assert_eq!(stands, Some(first));
+            let EndReason::Stopped { by, .. } = run.cancelled().await else { panic!("it was asked") };
+            assert_eq!(by.as_deref(), Some(first));
+        });
+    }
+}
+
 #[test]
 fn a_session_that_nobody_holds_is_idle_and_so_is_a_run_that_does_not_hold_it() {
     simulate(async |sim| {

@@ -24,7 +24,8 @@ pub(super) struct Closing {
 
 #[derive(Default)]
 struct ShuttingDown {
-    replies: Vec<oneshot::Sender<ShutdownReport>>,
+    /// Told when the report is there.
+    replies: Vec<oneshot::Sender<()>>,
     ended: Vec<EndedRun>,
     /// Sessions that are dealt with, and of which the database has not confirmed that they are free.
     left: Vec<SessionKey>,
@@ -34,7 +35,7 @@ struct ShuttingDown {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Drain {
-    /// Told when no run is left.
+    /// Told when no run is left, nor a request that may become one.
     pub(crate) drained: oneshot::Sender<()>,
 }
 
@@ -43,7 +44,8 @@ pub(crate) struct Drain {
 #[rtype(result = "()")]
 pub(crate) struct Shutdown {
     pub(crate) grace: Duration,
-    pub(crate) reply: Option<oneshot::Sender<ShutdownReport>>,
+    /// Told when the report is in its place; dropped when the registry ends without one.
+    pub(crate) reply: Option<oneshot::Sender<()>>,
 }
 
 /// What a shutdown ended, and what it left behind.
@@ -108,13 +110,14 @@ impl Registry {
 
     pub(super) fn end_when_empty(&mut self, ctx: &mut Context<Self>) {
         let Some(closing) = self.closing.as_mut() else { return };
-        if !self.sessions.is_empty() || !self.orphans.is_empty() {
+        if !self.sessions.is_empty() {
             return;
         }
+        // Orphans are no runs: what an acquire of unknown outcome may have taken is given back meanwhile.
         for drained in closing.drained.drain(..) {
             let _ = drained.send(());
         }
-        if closing.shutdown.is_some() {
+        if closing.shutdown.is_some() && self.orphans.is_empty() {
             self.end(ctx);
         }
     }
@@ -131,9 +134,10 @@ impl Registry {
         if !left.is_empty() {
             warn!(left = left.len(), "shut down with sessions left to expire");
         }
-        let report = ShutdownReport { ended, left, failed: false };
+        // Whoever asked may have gone, and whoever asks next finds no registry any more.
+        let _ = self.links.report.set(ShutdownReport { ended, left, failed: false });
         for reply in replies {
-            let _ = reply.send(report.clone());
+            let _ = reply.send(());
         }
         ctx.stop();
     }

@@ -12,7 +12,6 @@ use crate::{
         acquisition::{Acquired, Settled},
         lane::backoff,
         query::{Queries, Query},
-        run::RunActor,
     },
     end::EndReason,
     error::QueryError,
@@ -29,7 +28,7 @@ pub(crate) struct StopSession {
     pub(crate) reply: oneshot::Sender<Result<Option<Told>, QueryError>>,
 }
 
-/// Who was asked to stop, and whether for the first time.
+/// Who was asked to stop, and whether it is certain that nobody had asked before.
 pub(crate) struct Told {
     pub(crate) holder: Holder,
     pub(crate) first: bool,
@@ -60,13 +59,9 @@ impl Registry {
         self.links.is_busy.send_if_modified(|was| std::mem::replace(was, is_busy) != is_busy);
     }
 
-    /// Tells the run at once; answers who it is.
-    fn stop_here(
-        &mut self,
-        key: &SessionKey,
-        run_id: Option<RunId>,
-        request: &StopRequest,
-    ) -> Option<Holder> {
+    /// Tells the run at once; answers who it is, with the request that stands, and whether that is this one, as far as
+    /// this process knows.
+    fn stop_here(&mut self, key: &SessionKey, run_id: Option<RunId>, request: &StopRequest) -> Option<Told> {
         let Session { running, acquiring } = self.sessions.get_mut(key)?;
         // A run that may be granted at this moment: only one that is named is certainly the one that is meant.
         if let Some(pending) = acquiring.as_mut().filter(|pending| Some(pending.run_id) == run_id) {
@@ -76,11 +71,9 @@ impl Registry {
         let works = |run: &&Running| !run.shared.is_work_over();
         let running = running.as_ref().filter(is_meant).filter(works)?;
         running.actor.do_send(RunMessage::Stop { reason: EndReason::stopped(request), grace: None });
-        let mut holder = running.holder(&self.links);
-        (!holder.expires_in.is_zero()).then(|| {
-            holder.stop.get_or_insert_with(|| request.clone());
-            holder
-        })
+        let (_, first) = running.shared.note_stop(request);
+        let holder = running.holder(&self.links);
+        (!holder.expires_in.is_zero()).then_some(Told { holder, first })
     }
 
     /// Has the row of a run read before the run is handed out, when a hint for it was faster than its grant: its work
@@ -107,18 +100,18 @@ impl Registry {
     }
 
     /// The runs that go on, this one or all; those that may be granted just now are marked.
-    fn unstopped(&mut self, only: Option<RunId>) -> Vec<(SessionKey, RunId, Addr<RunActor>)> {
+    fn unstopped(&mut self, only: Option<RunId>) -> Vec<(SessionKey, RunId)> {
         let is_meant = |run_id| only.is_none_or(|only| only == run_id);
         let mut unstopped = Vec::new();
         for (key, Session { running, acquiring }) in &mut self.sessions {
             if let Some(Pending { is_hinted, .. }) = acquiring.as_mut().filter(|sent| is_meant(sent.run_id)) {
                 *is_hinted = true;
             }
-            if let Some(Running { shared, actor, .. }) = running
+            if let Some(Running { shared, .. }) = running
                 && is_meant(shared.run_id)
                 && shared.reason().is_none()
             {
-                unstopped.push((key.clone(), shared.run_id, actor.clone()));
+                unstopped.push((key.clone(), shared.run_id));
             }
         }
         unstopped
@@ -142,7 +135,7 @@ impl Handler<StopSession> for Registry {
         let registry = ctx.address();
         actix_rt::spawn(async move {
             let key = item.key.clone();
-            let run_id = here.as_ref().map(|holder| holder.run_id);
+            let run_id = here.as_ref().map(|told| told.holder.run_id);
             let item = StopRun { run_id: item.run_id.or(run_id), ..item };
             let answer = record(item, queries, patience, location).await;
             if let Ok(Some(Told { holder, .. })) = &answer
@@ -152,8 +145,10 @@ impl Handler<StopSession> for Registry {
                 registry.do_send(StopFound { key, run_id: holder.run_id, request });
             }
             let answer = match (answer, here) {
-                // The run was told. That its row does not say so, or is gone by now, changes nothing for it.
-                (Ok(None) | Err(_), Some(holder)) => Ok(Some(Told { holder, first: true })),
+                // The run was told. That its row is gone by now, or does not say so, changes nothing for it.
+                (Ok(None), Some(told)) => Ok(Some(told)),
+                // Somebody else's request may be in the row.
+                (Err(_), Some(told)) => Ok(Some(Told { first: false, ..told })),
                 (answer, _) => answer,
             };
             // Whoever does not wait any more has dropped the receiver.
@@ -194,25 +189,26 @@ async fn record(
 impl Handler<LookForStops> for Registry {
     type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, LookForStops(only): LookForStops, _: &mut Context<Self>) -> ResponseFuture<()> {
+    fn handle(&mut self, LookForStops(only): LookForStops, ctx: &mut Context<Self>) -> ResponseFuture<()> {
         let (unstopped, queries) = (self.unstopped(only), self.links.queries.clone());
+        let registry = ctx.address();
         Box::pin(async move {
             for some in unstopped.chunks(MAX_BATCH) {
-                look(some, &queries).await;
+                look(some, &queries, &registry).await;
             }
         })
     }
 }
 
-async fn look(runs: &[(SessionKey, RunId, Addr<RunActor>)], queries: &Queries) {
+async fn look(runs: &[(SessionKey, RunId)], queries: &Queries, registry: &Addr<Registry>) {
     for attempt in 1..=LOOKS {
-        let keys = runs.iter().map(|(key, ..)| key.clone()).collect();
+        let keys = runs.iter().map(|(key, _)| key.clone()).collect();
         match queries.ask(|reply| Query::Look(keys, reply)).await {
             Ok(holders) => {
-                for ((_, run_id, actor), holder) in runs.iter().zip(holders) {
+                for ((key, run_id), holder) in runs.iter().zip(holders) {
                     let own = holder.filter(|holder| holder.run_id == *run_id);
                     if let Some(request) = own.and_then(|holder| holder.stop) {
-                        actor.do_send(RunMessage::Stop { reason: EndReason::stopped(&request), grace: None });
+                        registry.do_send(StopFound { key: key.clone(), run_id: *run_id, request });
                     }
                 }
                 return;
