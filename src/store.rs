@@ -81,7 +81,9 @@ pub use hints::{Hint, Listener};
 #[cfg(feature = "testing")]
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
-pub use postgres::PostgresStore;
+pub(crate) use postgres::LoginSource;
+#[cfg(feature = "postgres")]
+pub use postgres::{Login, LoginRequest, PostgresStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
 
@@ -95,9 +97,12 @@ pub const MAX_BATCH: usize = 500;
 
 /// The store that a URL names, by its scheme.
 ///
+/// White space around it does not count.
+///
 /// # Errors
-/// [`StoreError::Url`] when no enabled backend knows the URL.
+/// [`StoreError::Url`] when no enabled backend knows the URL, when it is empty, or has a control character in it.
 pub fn open(url: &str) -> Result<SharedStore, StoreError> {
+    let url = checked(url)?;
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     match scheme.to_ascii_lowercase().as_str() {
         #[cfg(feature = "postgres")]
@@ -108,6 +113,20 @@ pub fn open(url: &str) -> Result<SharedStore, StoreError> {
     }
 }
 
+/// What every backend asks of a URL, before it reads it: a line break that came with a secret must neither name
+/// another database nor be sent to one.
+pub(crate) fn checked(url: &str) -> Result<&str, StoreError> {
+    let url = url.trim_matches(|char: char| char.is_ascii_whitespace() || char == '\u{b}');
+    let refused = |detail: &str| Err(StoreError::Url { detail: detail.to_owned() });
+    match url {
+        "" => refused("it is empty; name a database, or leave the setting or the variable out"),
+        _ if url.contains(char::is_control) => {
+            refused("it has a line break or another control character in it; remove that, or write it as %0A")
+        }
+        _ => Ok(url),
+    }
+}
+
 fn unknown_scheme(scheme: &str) -> String {
     let enabled: &[&str] = &[
         #[cfg(feature = "postgres")]
@@ -115,8 +134,12 @@ fn unknown_scheme(scheme: &str) -> String {
         #[cfg(feature = "sqlite")]
         "sqlite://path/to/file.db",
     ];
-    let scheme = crate::text::printable(scheme);
-    format!("{scheme:?} is not a scheme of an enabled backend; use {}", enabled.join(" or "))
+    let enabled = enabled.join(" or ");
+    // What is no scheme may be a part of a password.
+    match scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char)) {
+        true => format!("{scheme:?} is not a scheme of an enabled backend; use {enabled}"),
+        false => format!("it does not begin with a scheme; use {enabled}"),
+    }
 }
 
 /// Opens connections to one database.
@@ -175,6 +198,11 @@ pub trait LeaseStore: Send + Sync + 'static {
 
     /// Where the database is, for people: never with a password.
     fn location(&self) -> &str;
+
+    /// What of the URL is not acted on, though it is safe to go on without: for people, `None` where there is nothing.
+    fn remark(&self) -> Option<String> {
+        None
+    }
 }
 
 impl fmt::Debug for dyn LeaseStore {

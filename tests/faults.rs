@@ -21,6 +21,9 @@ mod locks;
 #[path = "faults/rejecting.rs"]
 mod rejecting;
 #[cfg(feature = "postgres")]
+#[path = "faults/passwords.rs"]
+mod passwords;
+#[cfg(feature = "postgres")]
 #[path = "faults/secrets.rs"]
 mod secrets;
 #[cfg(feature = "postgres")]

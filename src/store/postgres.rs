@@ -64,28 +64,56 @@ use target::Target;
 mod acquire;
 mod believe;
 mod connect;
+mod entry;
 mod examine;
 mod fault;
 mod hosts;
 mod listen;
+mod login;
 mod look;
 mod naming;
+mod parameter;
+mod password;
+mod pause;
 mod row;
 mod schema;
+mod service;
+mod settings;
 mod statement;
 mod stop;
 mod target;
+mod tls;
+mod turn;
+mod uri;
 mod verbs;
 mod wording;
 
+pub(crate) use login::LoginSource;
+pub use login::{Login, LoginRequest};
+
 /// Leases in PostgreSQL (14 to 18), in schema `tenure` of the database that a URL names.
 ///
-/// The URL is `postgres://user:password@host:port/database`, or `postgres:///database?host=/run/postgresql` for a
-/// Unix socket; what it leaves out comes from the usual `PG…` variables and password file. PGHOST and PGPORT may be lists;
-/// PGHOSTADDR and the parameter `hostaddr` name one server only. Besides the parameters
-/// that sqlx knows (`sslmode`, `sslrootcert`, `application_name`, `options`, …) there is `pgbouncer=true`, for a
-/// PgBouncer in transaction mode, and `schema=name`, for a schema of another name. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that takes writes
-/// is used.
+/// The URL is `postgres://user:password@host:port/database`, as psql takes it: hosts may be a list and IPv6 addresses in
+/// brackets, `?host=/run/postgresql` is a Unix socket, and what it leaves out comes from a `service`, from the usual
+/// `PG…` variables and from the password file. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that
+/// takes writes is used. `pgbouncer=true` is for a PgBouncer in transaction mode, and `schema=name` for a schema of
+/// another name.
+///
+/// # Parameters
+///
+/// All that libpq knows are known; an unknown one is refused. Those of TLS mean what they mean to psql, `~/` in a path
+/// is the home directory, and with `sslrootcert=FILE` the authorities that the system trusts are trusted besides. What
+/// cannot be done is refused where it was to make the connection safer (`channel_binding=require`, `require_auth`,
+/// `sslcrl`, …), and left aside with one warning where it was not (`keepalives…`, `sslsni`, …).
+/// `connect_timeout` bounds the wait for each server, besides the time that whoever connects has.
+///
+/// # Passwords
+///
+/// A password that is not in the URL is looked up for each connection, so that a changed one is used as soon as it is
+/// there: in the service, in PGPASSWORD, in the password file (`passfile`, PGPASSFILE, `~/.pgpass`). What lasts for
+/// minutes only can be [given by a function](Self::with_login). A log-in that the server refuses is not repeated before a
+/// pause, by none of a store's connections: at most 5 s, or what one attempt may take; another password is tried at
+/// once.
 #[derive(Clone)]
 pub struct PostgresStore {
     target: Arc<Target>,
@@ -97,7 +125,25 @@ impl PostgresStore {
     /// # Errors
     /// [`StoreError::Url`], which says what to change.
     pub fn new(url: &str) -> Result<Self, StoreError> {
-        Ok(Self { target: Arc::new(Target::parse(url)?) })
+        Self::with_source(url, None)
+    }
+
+    /// The same, and a function gives user and password for each connection: as
+    /// [`Builder::login`](crate::Builder::login), which says what is expected of it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_login<F, A, E>(url: &str, provider: F) -> Result<Self, StoreError>
+    where
+        F: Fn(LoginRequest) -> A + Send + Sync + 'static,
+        A: Future<Output = Result<Login, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Self::with_source(url, Some(LoginSource::new(provider)))
+    }
+
+    pub(crate) fn with_source(url: &str, login: Option<LoginSource>) -> Result<Self, StoreError> {
+        Ok(Self { target: Arc::new(Target::parse(super::checked(url)?, login)?) })
     }
 
     pub(crate) async fn examine(&self, plan: Plan) -> Result<Vec<Finding>, StoreError> {
@@ -160,6 +206,10 @@ impl LeaseStore for PostgresStore {
     fn location(&self) -> &str {
         &self.target.location
     }
+
+    fn remark(&self) -> Option<String> {
+        self.target.remark()
+    }
 }
 
 /// The connection behind [`LeaseConnection`].
@@ -167,27 +217,60 @@ struct PostgresConnection {
     session: Session,
 }
 
+impl PostgresConnection {
+    /// A row may be locked by a commit that will never be answered; but not where another one just was.
+    async fn believe<T>(
+        &mut self,
+        outcomes: Vec<T>,
+        is_locked: impl Fn(&T) -> bool,
+        is_written: impl Fn(&T) -> bool,
+    ) -> Result<Vec<T>, StoreError> {
+        if outcomes.iter().any(is_locked) && !outcomes.iter().any(is_written) {
+            self.session.refuse_if_awaiting().await?;
+        }
+        Ok(outcomes)
+    }
+}
+
 impl LeaseConnection for PostgresConnection {
     fn acquire<'a>(
         &'a mut self,
         items: &'a [Acquire],
     ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
-        Box::pin(acquire::acquire(&mut self.session, items))
+        Box::pin(async move {
+            let outcomes = acquire::acquire(&mut self.session, items).await?;
+            let is_granted = |outcome: &_| matches!(outcome, AcquireOutcome::Granted(_));
+            self.believe(outcomes, |outcome| matches!(outcome, AcquireOutcome::Locked), is_granted).await
+        })
     }
 
     fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
-        Box::pin(verbs::renew(&mut self.session, items))
+        Box::pin(async move {
+            let outcomes = verbs::renew(&mut self.session, items).await?;
+            let is_renewed = |outcome: &_| matches!(outcome, RenewOutcome::Renewed(_));
+            self.believe(outcomes, |outcome| matches!(outcome, RenewOutcome::Locked), is_renewed).await
+        })
     }
 
     fn release<'a>(
         &'a mut self,
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
-        Box::pin(verbs::release(&mut self.session, items))
+        Box::pin(async move {
+            let outcomes = verbs::release(&mut self.session, items).await?;
+            let is_released = |outcome: &_| matches!(outcome, ReleaseOutcome::Released);
+            self.believe(outcomes, |outcome| matches!(outcome, ReleaseOutcome::Locked), is_released).await
+        })
     }
 
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
-        Box::pin(stop::request(&mut self.session, item))
+        Box::pin(async move {
+            let outcome = stop::request(&mut self.session, item).await?;
+            if matches!(outcome, StopOutcome::Locked(_)) {
+                self.session.refuse_if_awaiting().await?;
+            }
+            Ok(outcome)
+        })
     }
 
     fn inspect<'a>(

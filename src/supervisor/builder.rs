@@ -42,6 +42,8 @@ pub struct Builder {
     looking_only: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
+    #[cfg(feature = "postgres")]
+    login: Option<store::LoginSource>,
 }
 
 #[derive(Clone)]
@@ -61,6 +63,8 @@ impl Builder {
             looking_only: false,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
+            #[cfg(feature = "postgres")]
+            login: None,
         }
     }
 
@@ -116,6 +120,42 @@ impl Builder {
     /// How long [`start`](Self::start) waits for the database. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
+        self
+    }
+
+    /// Asks a function who logs in to PostgreSQL, for each new connection: for passwords and tokens that last for minutes,
+    /// and users that come and go. The password of the URL, of PGPASSWORD and of password files then counts for nothing.
+    ///
+    /// ```no_run
+    /// # async fn token_for(host: &str, user: &str) -> std::io::Result<String> { unimplemented!() }
+    /// use tenure::{Supervisor, store::{Login, LoginRequest}};
+    ///
+    /// let builder = Supervisor::builder("postgres://app@db1,db2/chat?sslmode=verify-full").login(
+    ///     |request: LoginRequest| async move {
+    ///         token_for(&request.host, &request.user).await.map(Login::with_password)
+    ///     },
+    /// );
+    /// ```
+    ///
+    /// It is called on a thread of its own with a tokio runtime, so it may do what it likes there; several calls may be
+    /// under way. A new connection waits for it no longer than it may take as a whole, 3 s by default
+    /// ([`Timing::renew_timeout`]): keep what is valid for some time, and renew it ahead. Open connections are not
+    /// affected when it expires.
+    ///
+    /// An error, a panic or no answer in time is as if the server were away: runs go on at risk until their trust ends.
+    /// What the error says is shown to people, so it must not hold a secret. After an error, or when the server refuses
+    /// what was given, the function is not called again before a pause of at most 5 s, which all connections share.
+    ///
+    /// # Cancel safety
+    /// When nobody waits for the connection any more, the function's future is dropped.
+    #[cfg(feature = "postgres")]
+    pub fn login<F, A, E>(mut self, provider: F) -> Self
+    where
+        F: Fn(store::LoginRequest) -> A + Send + Sync + 'static,
+        A: Future<Output = Result<store::Login, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.login = Some(store::LoginSource::new(provider));
         self
     }
 
@@ -200,13 +240,32 @@ impl Builder {
         Ok(Supervisor { inner: Arc::new(inner) })
     }
 
+    fn store(&self) -> Result<SharedStore, StoreError> {
+        let store = match &self.authority {
+            Authority::Url(url) => store::open(url)?,
+            Authority::Store(store) => store.clone(),
+        };
+        #[cfg(feature = "postgres")]
+        if let Some(login) = self.login.clone() {
+            return match &self.authority {
+                Authority::Url(url) if url.trim_start().to_ascii_lowercase().starts_with("postgres") => {
+                    Ok(Arc::new(store::PostgresStore::with_source(url, Some(login))?))
+                }
+                _ => Err(StoreError::Url {
+                    detail:
+                        "only a URL of PostgreSQL takes a log-in; give a store of your own its log-in with \
+                             PostgresStore::with_login"
+                            .to_owned(),
+                }),
+            };
+        }
+        Ok(store)
+    }
+
     fn plan(self) -> Result<Plan, StartError> {
         let timing = self.settings.check()?;
+        let store = self.store()?;
         let label = self.holder.unwrap_or_else(|| format!("pid {}", std::process::id()));
-        let store = match self.authority {
-            Authority::Url(url) => store::open(&url)?,
-            Authority::Store(store) => store,
-        };
         let (label, connect_timeout) = (Label::new(label)?, self.connect_timeout);
         Ok(Plan {
             timing,
@@ -417,6 +476,10 @@ impl LeaseStore for OnlyLooking {
 
     fn location(&self) -> &str {
         self.0.location()
+    }
+
+    fn remark(&self) -> Option<String> {
+        self.0.remark()
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use tenure::{
     SessionKey,
-    store::{LeaseStore as _, PostgresStore, StoreError},
+    store::{Acquire, AcquireOutcome, Bounds, LeaseStore as _, PostgresStore, StoreError},
 };
 
 use super::{
@@ -76,6 +76,55 @@ async fn i9_a_primary_that_waits_for_its_promoted_standby_costs_no_run() {
     let after = SystemClock.now();
     each_goes_on(&runs, before, after, timing).await;
     drop(held_at_last(&supervisor, "new").await);
+}
+
+/// The first to try leaves its row locked on the old primary, for as long as that lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_new_runs_turn_to_the_new_primary_though_the_old_one_lives_and_is_named_first() {
+    let pair = Pair::start().await;
+    let url = pair.url_with_the_primary_first();
+    expired_row(&url, "expired").await;
+    pair.standby.promote().await;
+    for session in ["fresh", "expired"] {
+        for _ in 0..3 {
+            // As a process of its own, which knows nothing of those before.
+            let supervisor = supervisor(&url, TTL).await;
+            let acquired = supervisor.acquire(&key(session)).await;
+            let run = acquired.unwrap_or_else(|error| panic!("{session}: {error}"));
+            assert!(row_exists(&pair.standby, &pair.database, session).await, "{session}");
+            drop(run);
+            supervisor.shutdown(supervisor.timing().stop_grace()).await;
+        }
+    }
+}
+
+/// Whoever was connected before meets the lock itself, as an error or as an outcome.
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_lock_that_a_commit_without_an_answer_holds_is_silence() {
+    let pair = Pair::start().await;
+    let url = pair.url_with_the_primary_first();
+    expired_row(&url, "expired").await;
+    let bounds = Bounds { lock: Duration::from_secs(1), ..BOUNDS };
+    let store = || PostgresStore::new(&url).expect("the URL is good");
+    let connect =
+        async |store: &PostgresStore| store.connect(bounds).await.unwrap_or_else(|error| panic!("{error}"));
+    let mut open = Vec::new();
+    for session in ["fresh", "expired"] {
+        let (other, store) = (store(), store());
+        open.push((session, connect(&other).await, connect(&store).await, store));
+    }
+    pair.standby.promote().await;
+    for (session, mut first, mut second, store) in open {
+        let hangs = [acquire(&key(session), tenure::RunId::random())];
+        let hanging = tokio::time::timeout(bounds.lock, first.acquire(&hangs)).await;
+        assert!(hanging.is_err(), "{session}: a commit was answered: {hanging:?}");
+        let item = [acquire(&key(session), tenure::RunId::random())];
+        let error = second.acquire(&item).await.expect_err("it is locked there");
+        assert!(error.is_uncertain() && error.to_string().contains("standby"), "{session}: {error}");
+        let mut third = connect(&store).await;
+        let granted = third.acquire(&item).await.unwrap_or_else(|error| panic!("{session}: {error}"));
+        assert!(matches!(granted[..], [AcquireOutcome::Granted(_)]), "{session}: {granted:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -195,7 +244,7 @@ async fn each_goes_on(runs: &[Run], before: BootInstant, after: BootInstant, tim
 }
 
 /// Waits for the answer to a renewal that was sent no earlier than that.
-async fn renewed_after(run: &Run, instant: BootInstant, timing: Timing) {
+pub(super) async fn renewed_after(run: &Run, instant: BootInstant, timing: Timing) {
     let wanted = instant + (timing.ttl() - timing.safety_margin());
     let mut trust = run.trust();
     while let Some(until) = trust.next().await {
@@ -229,6 +278,26 @@ impl Pair {
     fn url(&self) -> String {
         self.database.url_at(format_args!("{},{}", self.standby.address(), self.primary.address()))
     }
+
+    fn url_with_the_primary_first(&self) -> String {
+        self.database.url_at(format_args!("{},{}", self.primary.address(), self.standby.address()))
+    }
+}
+
+/// Nobody releases it.
+async fn expired_row(url: &str, session: &str) {
+    let store = PostgresStore::new(url).expect("the URL is good");
+    let mut client = Client::connect(&store).await;
+    let ttl = Duration::from_millis(1);
+    client.granted(Acquire { ttl, ..acquire(&key(session), tenure::RunId::random()) }).await;
+    client.close().await;
+}
+
+async fn row_exists(server: &Server, database: &Database, session: &str) -> bool {
+    let rows = "SELECT EXISTS (SELECT FROM tenure.session_lease \
+                WHERE session_id = $1 AND expires_at > clock_timestamp())";
+    let mut admin = server.admin(database.name()).await;
+    sqlx::query_scalar(rows).bind(session).fetch_one(&mut admin).await.expect("the server answers")
 }
 
 /// Somebody else after the same sessions, who also keeps an eye on the runs that have them.

@@ -10,6 +10,7 @@ use tenure::{Builder, SessionKey, StoreError, Supervisor, printable, store};
 use crate::{
     cli::{Global, Session},
     exit::{CONFIGURATION, Failure, UNAVAILABLE},
+    show,
 };
 
 /// The database that the command works with.
@@ -23,7 +24,10 @@ impl Database {
     /// `--database`, else `TENURE_DATABASE_URL`, else the embedded default.
     pub(crate) fn of(global: &Global) -> Result<Self, Failure> {
         match global.database.clone().filter(|url| !url.is_empty()) {
-            Some(url) => Ok(Self { url, is_default: false }),
+            Some(url) => {
+                warn(global, &url);
+                Ok(Self { url, is_default: false })
+            }
             None => Ok(Self { url: default_url()?, is_default: true }),
         }
     }
@@ -98,6 +102,14 @@ impl Database {
         fs::create_dir_all(directory).map_err(|error| {
             missing(&format!("cannot be created: {error}; name another file with --database"))
         })
+    }
+}
+
+/// What of the URL is left aside. The log says so, too, and a reader of JSON is told by `doctor`.
+fn warn(global: &Global, url: &str) {
+    let is_heard = global.verbose == 0 && !global.quiet && !global.json;
+    if let Some(remark) = store::open(url).ok().and_then(|store| store.remark()).filter(|_| is_heard) {
+        show::complain(format_args!("warning: {remark}"));
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::ConnectOptions as _;
+use sqlx::{ConnectOptions as _, PgConnection};
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -28,12 +28,15 @@ pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Session, 
     let second_best = Mutex::new(None);
     let found = search(target, bounds, |server| async {
         let session = visit(server, bounds, Purpose::Look).await?;
-        if session.standby().is_none() {
+        let is_better = session.standby().is_none();
+        if is_better && !session.awaits_standby() {
             return Ok(session);
         }
         let refusal = fault::read_only(session.location());
         let mut second_best = second_best.lock().unwrap_or_else(PoisonError::into_inner);
-        second_best.get_or_insert(session);
+        if is_better || second_best.is_none() {
+            *second_best = Some(session);
+        }
         Err(refusal)
     });
     let found = found.await;
@@ -43,6 +46,13 @@ pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Session, 
 /// A connection to a server that may have no schema yet.
 pub(super) async fn to_migrate(target: &Target) -> Result<Session, StoreError> {
     search(target, schema::BOUNDS, |server| visit(server, schema::BOUNDS, Purpose::Migrate)).await
+}
+
+/// A connection to this server, whatever it is.
+pub(super) async fn open(server: &Server, bounds: Option<Bounds>) -> Result<PgConnection, StoreError> {
+    let entry = server.log_in(bounds).await?;
+    let options = entry.options.clone();
+    entry.complete(options.connect()).await
 }
 
 #[derive(Clone, Copy)]
@@ -62,6 +72,7 @@ pub(super) async fn search<'a, T, V>(
 where
     V: Future<Output = Result<T, StoreError>>,
 {
+    target.warn();
     let servers = target.in_order();
     if let [only] = servers[..] {
         // Whoever asks bounds the whole.
@@ -92,9 +103,8 @@ fn time_to_connect(bounds: Bounds) -> Duration {
 }
 
 async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Session, StoreError> {
-    let connection =
-        server.options(bounds).connect().await.map_err(|error| fault::on_connect(error, server))?;
-    let mut session = Session::new(connection, server);
+    let connection = open(server, Some(bounds)).await?;
+    let mut session = Session::new(connection, server, bounds);
     match purpose {
         Purpose::Work => check(&mut session).await?,
         Purpose::Look => {
@@ -109,9 +119,11 @@ async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Sess
 /// One round trip: whether the server is one for what the session is for, and whether its schema fits.
 pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
     let keeps_settings = !session.is_pooled();
-    let probe = Statement::new(PROBE, vec![Value::Flag(keeps_settings)]);
-    let row = session.fetch_one(&probe).await?;
+    let values = vec![Value::Flag(keeps_settings), Value::Number(session.longest_commit())];
+    let row = session.fetch_one(&Statement::new(PROBE, values)).await?;
     session.heed(&row)?;
+    let awaits_standby = session.read(&row, "awaits_standby")?;
+    session.heed_awaiting(awaits_standby)?;
     let newest = match session.read::<Option<i32>>(&row, "version")? {
         Some(version) => Some((version, session.read(&row, "compatible_from")?)),
         None => None,
@@ -119,6 +131,7 @@ pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
     schema::check(newest, session.location())
 }
 
+/// Whether a server will do, for a connection that has just been opened.
 pub(super) const PROBE: &str = concat!(include_str!("server.sql"), include_str!("probe.sql"));
 
 /// Whether the server takes no writes.
@@ -130,7 +143,7 @@ async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
     let row = session.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
     match session.read(&row, "read_only")? {
         true => Err(fault::read_only(session.location())),
-        false => Ok(()),
+        false => session.refuse_if_awaiting().await,
     }
 }
 

@@ -6,10 +6,7 @@
 use std::{future::Future, time::Duration};
 
 use futures::future::OptionFuture;
-use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Decode, Executor as _, PgConnection, Postgres, Row as _, Type,
-    postgres::{PgConnectOptions, PgRow},
-};
+use sqlx::{AssertSqlSafe, Decode, Executor as _, PgConnection, Postgres, Row as _, Type, postgres::PgRow};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
@@ -35,6 +32,9 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
         }
     }
     let mut findings = judge::servers(&visits, &refusals);
+    findings.extend(target.remark().map(|remark| {
+        Finding::warning("url", remark, "take them out of the URL, unless other programs need them in it")
+    }));
     // A standby tells something, too, if there is nothing better.
     let is_authority = |visit: &Visit<'_>| matches!(visit.doubt, None | Some(Doubt::ReadOnlyRole));
     let chosen = visits.iter().position(is_authority).unwrap_or(0);
@@ -194,7 +194,7 @@ async fn examine_pooler(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
         (SELECT reset_val::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout";
     const ODD: Duration = Duration::from_millis(59_321);
     let bounds = Bounds { statement: ODD, lock: ODD };
-    let mut second = Visit::of(visit.server, visit.server.options(bounds), visit.patience);
+    let mut second = Visit::of(visit.server, Some(bounds), visit.patience);
     let (mut shared, mut kept) = (false, true);
     for _ in 0..3 {
         let (one, other) = (visit.row(SESSION).await?, second.row(SESSION).await?);
@@ -208,7 +208,8 @@ async fn examine_pooler(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
 /// A connection to one server, and its successors.
 struct Visit<'a> {
     server: &'a Server,
-    options: PgConnectOptions,
+    /// That are set for the session.
+    bounds: Option<Bounds>,
     /// `None` before the first statement, and after one without an answer: what was sent next would wait for it.
     connection: Option<PgConnection>,
     patience: Duration,
@@ -222,7 +223,7 @@ struct Visit<'a> {
 impl<'a> Visit<'a> {
     /// Asks the server at once what it is.
     async fn begin(server: &'a Server, plan: Plan) -> Result<Self, StoreError> {
-        let mut visit = Self::of(server, server.plain_options(), plan.patience);
+        let mut visit = Self::of(server, None, plan.patience);
         let row = visit.row(include_str!("examine/server.sql")).await?;
         visit.version = visit.read(&row, "version")?;
         visit.doubt = visit.read::<Option<&str>>(&row, "doubt")?.map(Doubt::of);
@@ -231,16 +232,8 @@ impl<'a> Visit<'a> {
         Ok(visit)
     }
 
-    fn of(server: &'a Server, options: PgConnectOptions, patience: Duration) -> Self {
-        Self {
-            server,
-            options,
-            connection: None,
-            patience,
-            version: String::new(),
-            doubt: None,
-            behind: None,
-        }
+    fn of(server: &'a Server, bounds: Option<Bounds>, patience: Duration) -> Self {
+        Self { server, bounds, connection: None, patience, version: String::new(), doubt: None, behind: None }
     }
 
     /// The one that is there, or a new one.
@@ -248,9 +241,9 @@ impl<'a> Visit<'a> {
         if let Some(connection) = self.connection.take() {
             return Ok(connection);
         }
-        let connection = timeout(self.patience, self.options.connect()).await;
-        let connection = connection.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
-        let mut connection = connection.map_err(|error| fault::on_connect(error, self.server))?;
+        let connection = timeout(self.patience, connect::open(self.server, self.bounds)).await;
+        let mut connection =
+            connection.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))??;
         if !self.server.pooled {
             self.take_time(&mut connection).await?;
         }

@@ -29,7 +29,8 @@ pub(super) fn is_timeout(error: &Error) -> bool {
     code(error).as_deref() == Some("57014")
 }
 
-pub(super) fn on_connect(error: Error, server: &Server) -> StoreError {
+/// With what is known besides of the password that was not found.
+pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) -> StoreError {
     let location = server.location.to_string();
     let detail = describe(&error);
     match code(&error).as_deref() {
@@ -38,18 +39,26 @@ pub(super) fn on_connect(error: Error, server: &Server) -> StoreError {
         },
         Some(code) if code.starts_with("28") => StoreError::PermissionDenied {
             location,
-            detail: format!(
-                "{detail}; check the user and the password in the URL, PGPASSWORD or the password file, and \
-                 pg_hba.conf"
-            ),
+            detail: match remark {
+                Some(remark) => format!("{detail}; {remark}"),
+                None => format!(
+                    "{detail}; check the user and the password in the URL, PGPASSWORD or the password file, and \
+                     pg_hba.conf"
+                ),
+            },
         },
         Some("42501") => StoreError::PermissionDenied {
             location,
             detail: format!("{detail}; the role needs: GRANT CONNECT ON DATABASE \"{}\"", server.database),
         },
-        Some("08P01") if detail.contains("startup parameter") => StoreError::Url {
+        Some("0A000" | "08P01") if !server.pooled && is_of_start_up(&detail) => StoreError::Url {
             detail: format!(
-                "{location} is a PgBouncer ({detail}); add pgbouncer=true to the URL's parameters"
+                "{location} is a PgBouncer, or a proxy like it ({detail}); add pgbouncer=true to the URL's parameters"
+            ),
+        },
+        Some("0A000" | "08P01") if is_of_start_up(&detail) => StoreError::Url {
+            detail: format!(
+                "{location} is a proxy that takes no options ({detail}); remove `options` from the URL, and PGOPTIONS"
             ),
         },
         Some(_) => on_use(error, &server.location, &server.naming),
@@ -129,6 +138,24 @@ fn is_of_row_security(error: &Error) -> bool {
     let routine = error.and_then(PgDatabaseError::routine);
     // A policy would filter (with row_security off), or refuses what is written.
     matches!(routine, Some("check_enable_rls" | "ExecWithCheckOptions"))
+}
+
+/// What PgBouncer and the proxies of clouds say of settings that are sent at connection.
+fn is_of_start_up(detail: &str) -> bool {
+    let detail = detail.to_ascii_lowercase();
+    ["startup parameter", "start-up", "options", "startup"].iter().any(|word| detail.contains(word))
+}
+
+/// The server's commits wait for a standby, which may have taken its place.
+pub(super) fn awaits_standby(location: &str) -> StoreError {
+    let detail =
+        "its commits wait for a synchronous standby that does not answer, or has taken its place".to_owned();
+    StoreError::Unavailable { location: location.to_owned(), detail }
+}
+
+/// The server gave up waiting for a lock.
+pub(super) fn is_lock_timeout(error: &Error) -> bool {
+    code(error).as_deref() == Some("55P03")
 }
 
 fn code(error: &Error) -> Option<String> {

@@ -1,178 +1,158 @@
-//! The servers that a URL names, in libpq's syntax: `postgres://h1:5432,h2:5433/db`, or `?host=h1,h2&port=5432,5433`; or
-//! the variables PGHOST and PGPORT, where the URL names none.
-//!
-//! The URL is taken apart before it is parsed, since to a parser of URLs `5432,h2:5433` is a bad port.
+//! The servers that are named: `postgres://h1:5432,h2:5433/db`, or `?host=h1,h2&port=5432,5433`, or the variables PGHOST
+//! and PGPORT, where the URL names none.
 
-use url::Url;
+use std::path::Path;
 
-use super::target::{refused, unreadable};
-use crate::store::StoreError;
+use super::{settings::Settings, target::refused};
+use crate::{store::StoreError, text::printable};
 
-/// One URL per server, in the order of the text, alike in all but host and port. At least one.
-///
-/// Of a parameter that is given more than once, the last counts.
-pub(super) fn split(text: &str) -> Result<Vec<Url>, StoreError> {
-    split_with(text, |name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+/// Where one server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    /// A name, an address, or the directory of a Unix socket.
+    pub(super) host: String,
+    /// Where to connect to, if it is not to be looked up.
+    pub(super) at: Option<String>,
+    pub(super) port: u16,
 }
 
-fn split_with(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Url>, StoreError> {
-    let urls = by_authority(text)?;
-    let (hosts, ports) = (hosts(&urls, &variable)?, ports(&urls, &variable));
-    let hosts: Vec<Option<&str>> = match &hosts {
-        Some(list) => elements(list, "host")?.into_iter().map(Some).collect(),
-        None => vec![None; urls.len()],
+/// In the order in which they are named; at least one.
+pub(super) fn addresses(settings: &Settings) -> Result<Vec<Address>, StoreError> {
+    let list = |name, of| match settings.value(name) {
+        Some(list) => elements(list, of),
+        None => Ok(Vec::new()),
     };
-    let ports = match &ports {
-        Some(list) => elements(list, "port")?,
-        None => Vec::new(),
-    };
-    if ports.len() > 1 && ports.len() != hosts.len() {
-        return Err(refused(format!(
-            "it has {} ports for {} hosts; give one port for all of them, or one for each",
-            ports.len(),
-            hosts.len()
-        )));
+    let (hosts, at, ports) = (list("host", "host")?, list("hostaddr", "address")?, list("port", "port")?);
+    let count = hosts.len().max(at.len()).max(1);
+    for (of, list) in [("addresses (hostaddr)", &at), ("ports", &ports)] {
+        let is_one_for_all = of == "ports" && list.len() == 1;
+        if !list.is_empty() && list.len() != count && !is_one_for_all {
+            let given = list.len();
+            return Err(refused(format!("it has {given} {of} for {count} hosts; give one for each")));
+        }
     }
-    let given_apart = hosts.iter().any(Option::is_some);
-    let servers = hosts.into_iter().enumerate().map(|(n, host)| {
-        let base = if given_apart { &urls[0] } else { &urls[n] };
-        with_server(base, host, ports.get(n).or(ports.first()).copied())
-    });
-    Ok(servers.collect())
+    if let Some(bad) = at.iter().find(|at| at.parse::<std::net::IpAddr>().is_err()) {
+        return Err(refused(format!("hostaddr={:?} is no IP address; use host for a name", printable(bad))));
+    }
+    (0..count)
+        .map(|n| {
+            let port = port(ports.get(n).or(ports.first()).copied().unwrap_or_default())?;
+            let at = at.get(n).copied();
+            let host = hosts.get(n).copied().or(at).map_or_else(|| default_host(port), unbracketed);
+            Ok(Address { host, at: at.map(str::to_owned), port })
+        })
+        .collect()
 }
 
-/// The list that is not in the authority: the parameter, or the variable where the URL says nothing. One server in the
-/// variable is the driver's to find.
-fn hosts(urls: &[Url], variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>, StoreError> {
-    let named = parameter(&urls[0], "host");
-    let in_authority = urls.iter().any(|url| url.host_str().is_some_and(|host| !host.is_empty()));
-    let several = urls.len() > 1 || named.as_ref().is_some_and(|list| list.contains(','));
-    let one_address = |name: &str, address: &str| match several || address.contains(',') {
-        true => Err(refused(format!(
-            "{name} is the address of one server only; name several servers as hosts, postgres://h1,h2/db"
-        ))),
-        false => Ok(()),
-    };
-    if let Some(address) = parameter(&urls[0], "hostaddr") {
-        one_address("hostaddr", &address)?;
-        return Ok(named);
+impl Address {
+    /// The directory of a Unix socket.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        (self.at.is_none() && self.host.starts_with('/')).then(|| Path::new(&self.host))
     }
-    if named.is_some() || in_authority {
-        return Ok(named);
+
+    /// For people: host and port, or the path of the socket.
+    pub(super) fn told(&self) -> String {
+        let (host, port) = (printable(&self.host), self.port);
+        match self.directory() {
+            Some(_) => format!("{host}/.s.PGSQL.{port}"),
+            None if host.contains(':') => format!("[{host}]:{port}"),
+            None => format!("{host}:{port}"),
+        }
     }
-    match variable("PGHOSTADDR") {
-        Some(address) => one_address("PGHOSTADDR", &address).map(|()| None),
-        None => Ok(variable("PGHOST").filter(|list| list.contains(','))),
-    }
-}
-
-/// As for the hosts.
-fn ports(urls: &[Url], variable: impl Fn(&str) -> Option<String>) -> Option<String> {
-    let in_authority = urls.iter().any(|url| url.port().is_some());
-    let from_variable = || variable("PGPORT").filter(|list| list.contains(',') && !in_authority);
-    parameter(&urls[0], "port").or_else(from_variable)
-}
-
-/// Takes a parameter that is ours out of the URL.
-pub(super) fn take(url: &mut Url, name: &str) -> Option<String> {
-    let value = parameter(url, name)?;
-    let others: Vec<_> = url.query_pairs().into_owned().filter(|(other, _)| other != name).collect();
-    url.set_query(None);
-    if !others.is_empty() {
-        url.query_pairs_mut().extend_pairs(others);
-    }
-    Some(value)
-}
-
-/// One URL per host between the user and the path.
-fn by_authority(text: &str) -> Result<Vec<Url>, StoreError> {
-    let text = text.trim();
-    let Some((scheme, rest)) = text.split_once("://") else { return Ok(vec![parsed(text)?]) };
-    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let hosts_at = authority.rfind('@').map_or(0, |at| at + 1);
-    let (user, hosts) = authority.split_at(hosts_at);
-    if !hosts.contains(',') {
-        return Ok(vec![parsed(text)?]);
-    }
-    let one = |host: &&str| parsed(&format!("{scheme}://{user}{host}{path}"));
-    elements(hosts, "host")?.iter().map(one).collect()
-}
-
-fn parsed(url: &str) -> Result<Url, StoreError> {
-    Url::parse(url).map_err(unreadable)
-}
-
-fn parameter(url: &Url, name: &str) -> Option<String> {
-    url.query_pairs().filter(|(found, _)| found == name).last().map(|(_, value)| value.into_owned())
 }
 
 fn elements<'a>(list: &'a str, of: &str) -> Result<Vec<&'a str>, StoreError> {
-    let elements: Vec<_> = list.split(',').collect();
-    if elements.len() > 1 && elements.contains(&"") {
+    let elements: Vec<_> = list.split(',').map(str::trim).collect();
+    // Of the ports an empty one is the usual one.
+    if of != "port" && elements.contains(&"") {
         return Err(refused(format!("one {of} of its list is empty; write it as {of}1,{of}2")));
     }
     Ok(elements)
 }
 
-fn with_server(base: &Url, host: Option<&str>, port: Option<&str>) -> Url {
-    let mut url = base.clone();
-    for (name, value) in [("host", host), ("port", port)] {
-        if let Some(value) = value {
-            take(&mut url, name);
-            url.query_pairs_mut().append_pair(name, value);
-        }
+/// Not shown in the error: it may be the end of a password.
+fn port(text: &str) -> Result<u16, StoreError> {
+    match text.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ if text.is_empty() => Ok(5432),
+        _ => Err(refused("a port is a number from 1 to 65535".to_owned())),
     }
-    url
+}
+
+fn unbracketed(host: &str) -> String {
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    bare.unwrap_or(host).to_owned()
+}
+
+/// The directory where a server of this machine has its socket, else this machine by its name.
+fn default_host(port: u16) -> String {
+    let socket = format!(".s.PGSQL.{port}");
+    let has_socket = |directory: &&&str| Path::new(directory).join(&socket).exists();
+    let usual = ["/var/run/postgresql", "/run/postgresql", "/tmp", "/private/tmp"];
+    usual.iter().find(has_socket).map_or_else(|| "localhost".to_owned(), |directory| (*directory).to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn split_among(url: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, StoreError> {
+    fn told(url: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, StoreError> {
         let variable = |name: &str| {
             variables.iter().find(|(found, _)| *found == name).map(|(_, value)| (*value).to_owned())
         };
-        Ok(split_with(url, variable)?.into_iter().map(String::from).collect())
+        let addresses = addresses(&Settings::with(url, &variable)?)?;
+        Ok(addresses.iter().map(Address::told).collect())
     }
 
     #[test]
-    fn lists_in_the_variables_are_split_where_the_url_names_no_server() {
+    fn servers_are_named_as_psql_takes_them() {
+        for (url, servers) in [
+            ("postgres://app@[::1]:5433/db", &["[::1]:5433"][..]),
+            ("postgres://[::1]/db", &["[::1]:5432"]),
+            ("postgres://app@h1,[fe80::1%25eth0]:5433,h2:1/db", &["h1:5432", "[fe80::1%eth0]:5433", "h2:1"]),
+            ("postgres:///db?host=::1,[::2],h3&port=1,,3", &["[::1]:1", "[::2]:5432", "h3:3"]),
+            ("postgresql://user:x@/db?host=/run/pg", &["/run/pg/.s.PGSQL.5432"]),
+            ("postgresql://user:x@:5433/db?host=/run/pg", &["/run/pg/.s.PGSQL.5433"]),
+            ("postgresql://%2Frun%2Fpg,h2:5433/db", &["/run/pg/.s.PGSQL.5432", "h2:5433"]),
+            ("postgres://h1,h2/db?hostaddr=10.0.0.1,::2&port=7", &["h1:7", "h2:7"]),
+            ("postgres:///db?hostaddr=10.0.0.1,::2", &["10.0.0.1:5432", "[::2]:5432"]),
+        ] {
+            assert_eq!(told(url, &[]).unwrap(), servers, "{url}");
+        }
+    }
+
+    #[test]
+    fn lists_in_the_variables_count_where_the_url_names_no_server() {
         let variables = [("PGHOST", "h1,/run/b"), ("PGPORT", "6000,6001")];
         for (url, servers) in [
-            (
-                "postgres:///app",
-                &["postgres:///app?host=h1&port=6000", "postgres:///app?host=%2Frun%2Fb&port=6001"][..],
-            ),
-            (
-                "postgres:///app?port=5433",
-                &["postgres:///app?host=h1&port=5433", "postgres:///app?host=%2Frun%2Fb&port=5433"],
-            ),
-            ("postgres://h3:1/app", &["postgres://h3:1/app"]),
-            ("postgres://h3,h4/app", &["postgres://h3/app?port=6000", "postgres://h4/app?port=6001"]),
-            ("postgres:///app?host=h3&port=1", &["postgres:///app?host=h3&port=1"]),
-            ("postgres:///app?hostaddr=::1&port=1", &["postgres:///app?hostaddr=%3A%3A1&port=1"]),
+            ("postgres:///app", &["h1:6000", "/run/b/.s.PGSQL.6001"][..]),
+            ("postgres:///app?port=5433", &["h1:5433", "/run/b/.s.PGSQL.5433"]),
+            ("postgres://h3:1/app", &["h3:1"]),
+            ("postgres://h3,h4/app", &["h3:6000", "h4:6001"]),
+            ("postgres:///app?host=h3&port=1", &["h3:1"]),
+            ("postgres:///app?hostaddr=::1&port=1", &["[::1]:1"]),
         ] {
-            assert_eq!(split_among(url, &variables).unwrap(), servers, "{url}");
+            assert_eq!(told(url, &variables).unwrap(), servers, "{url}");
         }
-        let one = [("PGHOST", "h1"), ("PGPORT", "6000")];
-        assert_eq!(
-            split_among("postgres:///app", &one).unwrap(),
-            ["postgres:///app"],
-            "the driver's to find"
-        );
+        let addresses = [("PGHOST", "h1"), ("PGHOSTADDR", "10.0.0.1")];
+        assert_eq!(told("postgres:///app", &addresses).unwrap(), ["h1:5432"]);
+        assert_eq!(told("postgres://h3/app", &addresses).unwrap(), ["h3:5432"]);
     }
 
     #[test]
-    fn a_list_where_none_can_be_is_refused_by_name() {
+    fn lists_that_do_not_fit_are_refused_by_name() {
         for (url, variables, named) in [
-            ("postgres:///app?hostaddr=::1,::2", [("", "")], "hostaddr"),
-            ("postgres:///app?host=h1,h2&hostaddr=::1", [("", "")], "hostaddr"),
-            ("postgres:///app", [("PGHOSTADDR", "::1,::2")], "PGHOSTADDR"),
+            ("postgres:///app?host=h1,h2&hostaddr=::1", [("", "")], "1 addresses (hostaddr) for 2 hosts"),
+            ("postgres:///app?hostaddr=db.example", [("", "")], "db.example"),
             ("postgres:///app", [("PGHOST", "h1,,h2")], "one host of its list is empty"),
             ("postgres://h1/app", [("PGPORT", "6000,6001")], "2 ports for 1 hosts"),
+            ("postgres://::1/app", [("", "")], "in brackets"),
+            ("postgres://[::1/app", [("", "")], "in brackets"),
+            ("postgres://[::1]x/app", [("", "")], "in brackets"),
+            ("postgres://h1:65536/app", [("", "")], "65535"),
+            ("postgres://h1/app?port=0", [("", "")], "65535"),
         ] {
-            let refusal = split_among(url, &variables).unwrap_err().to_string();
+            let refusal = told(url, &variables).unwrap_err().to_string();
             assert!(refusal.contains(named), "{url}: {refusal}");
         }
     }

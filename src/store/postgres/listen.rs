@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 use sqlx::{
     Executor as _, Postgres, Row as _,
     pool::{Pool, PoolOptions},
-    postgres::PgListener,
+    postgres::{PgListener, PgRow},
 };
 use tokio::runtime::Handle;
 
@@ -42,32 +42,34 @@ struct Channel {
 
 impl Channel {
     async fn open(server: &Server, node: NodeId, bounds: Bounds) -> Result<Self, StoreError> {
+        let entry = server.log_in(Some(bounds)).await?;
         // The driver's listener takes its one connection from a pool; when it is lost, both are given up.
         let pool: Pool<Postgres> = PoolOptions::new()
             .max_connections(1)
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
-            .connect_lazy_with(server.options(bounds));
-        let opened = PgListener::connect_with(&pool).await;
-        let listener = opened.map_err(|error| fault::on_connect(error, server))?;
+            .connect_lazy_with(entry.options.clone());
+        let listener = entry.complete(PgListener::connect_with(&pool)).await?;
         let location = server.location.to_string();
         let naming = server.naming.clone();
         let mut channel =
             Self { listener: Some(listener), pool, location, naming, runtime: Handle::current() };
-        channel.settle().await?;
+        channel.settle(server.longest_commit(bounds)).await?;
         channel.begin(node).await?;
         Ok(channel)
     }
 
     /// As a connection that works with leases: this one lives as long, and is at rest for longer.
-    async fn settle(&mut self) -> Result<(), StoreError> {
-        let probe = sqlx::query(self.naming.sql(connect::PROBE)).bind(true).persistent(false);
-        let answer = probe.fetch_one(&mut *self.listener()?).await;
-        let doubt = answer.and_then(|row| row.try_get::<Option<String>, _>("doubt"));
-        match doubt.map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
-            Some(word) => Err(Doubt::of(&word).error(&self.location)),
-            None => Ok(()),
+    async fn settle(&mut self, longest_commit: i64) -> Result<(), StoreError> {
+        let probe = sqlx::query(self.naming.sql(connect::PROBE)).bind(true).bind(longest_commit);
+        let answer = probe.persistent(false).fetch_one(&mut *self.listener()?).await;
+        let read =
+            |row: PgRow| Ok((row.try_get::<Option<String>, _>("doubt")?, row.try_get("awaits_standby")?));
+        match answer.and_then(read).map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
+            (Some(doubt), _) => Err(Doubt::of(&doubt).error(&self.location)),
+            (None, true) => Err(fault::awaits_standby(&self.location)),
+            (None, false) => Ok(()),
         }
     }
 

@@ -3,6 +3,7 @@
 -- - synchronous_commit = off may forget a lease that was granted; stronger settings are left as they are.
 -- - What is PostgreSQL's is found first, whatever search_path says. The rest of the path stays, for triggers of the host.
 -- - The session lives as long as its runs, and may be at rest for long.
+-- $2 bigint: how long a commit may take, in milliseconds; less than zero: that is not looked at.
 SELECT
     server.doubt,
     (extract(epoch FROM pg_catalog.clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,
@@ -27,6 +28,13 @@ SELECT
         WHEN $1::boolean AND pg_catalog.current_setting('transaction_timeout', true) <> '0'
             THEN pg_catalog.set_config('transaction_timeout', '0', false)
     END AS transaction_timeout,
+    -- A commit that is not answered, in any session of the same role: what others do is not shown.
+    $2::bigint >= 0 AND EXISTS (
+        SELECT FROM pg_catalog.pg_stat_activity
+        WHERE wait_event = 'SyncRep'
+            AND datname = pg_catalog.current_database()
+            AND query_start < pg_catalog.clock_timestamp() - $2::bigint * interval '1 millisecond'
+    ) AS awaits_standby,
     newest.version,
     newest.compatible_from
 FROM server

@@ -12,12 +12,11 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{
-    believe, fault,
-    naming::Naming,
-    target::{Server, Turn},
+use super::{believe, fault, naming::Naming, target::Server, turn::Turn};
+use crate::{
+    store::{Bounds, StoreError},
+    watch::Standby,
 };
-use crate::{store::StoreError, watch::Standby};
 
 /// How often a statement is sent that the server rolls back for the sake of another.
 const ATTEMPTS: usize = 4;
@@ -161,6 +160,9 @@ pub(super) struct Session {
     naming: Arc<Naming>,
     pooled: bool,
     turn: Turn,
+    /// As [`Server::longest_commit`].
+    longest_commit: i64,
+    awaits_standby: bool,
     purpose: Purpose,
 }
 
@@ -182,10 +184,18 @@ impl Purpose {
 }
 
 impl Session {
-    pub(super) fn new(connection: PgConnection, server: &Server) -> Self {
+    pub(super) fn new(connection: PgConnection, server: &Server, bounds: Bounds) -> Self {
         let (naming, turn) = (server.naming.clone(), server.turn.clone());
-        let (location, pooled) = (server.location.clone(), server.pooled);
-        Self { connection, location, naming, pooled, turn, purpose: Purpose::Write }
+        Self {
+            connection,
+            location: server.location.clone(),
+            naming,
+            pooled: server.pooled,
+            turn,
+            longest_commit: server.longest_commit(bounds),
+            awaits_standby: false,
+            purpose: Purpose::Write,
+        }
     }
 
     /// From now on it only looks, and may do so on a server that takes no writes.
@@ -231,6 +241,47 @@ impl Session {
         &mut self.connection
     }
 
+    /// As [`Server::longest_commit`].
+    pub(super) fn longest_commit(&self) -> i64 {
+        self.longest_commit
+    }
+
+    /// A lock may be held by a session that waits for a synchronous standby, and will for ever where that has become
+    /// the primary: then this server is as good as silent, and the next is to be asked.
+    pub(super) async fn refuse_if_awaiting(&mut self) -> Result<(), StoreError> {
+        if !self.turn.has_others() {
+            return Ok(());
+        }
+        let values = vec![Value::Number(self.longest_commit)];
+        let statement = Statement::new(include_str!("awaiting.sql"), values);
+        // It reads, and waits for no lock.
+        let row = Box::pin(self.fetch_one(&statement)).await?;
+        match self.read(&row, "awaits_standby")? {
+            true => Err(self.refuse_awaiting()),
+            false => Ok(()),
+        }
+    }
+
+    /// This server's commits are not answered, and another is to be asked first.
+    fn refuse_awaiting(&self) -> StoreError {
+        self.turn.pass_over();
+        fault::awaits_standby(&self.location)
+    }
+
+    /// Heeds whether commits are answered here. For whoever only looks there may be nothing better.
+    pub(super) fn heed_awaiting(&mut self, awaits_standby: bool) -> Result<(), StoreError> {
+        self.awaits_standby = awaits_standby;
+        match self.purpose {
+            Purpose::Write if awaits_standby => Err(self.refuse_awaiting()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether, when that was asked, commits here waited for a standby.
+    pub(super) fn awaits_standby(&self) -> bool {
+        self.awaits_standby
+    }
+
     /// Sends a statement, again if the server rolled it back for the sake of another.
     ///
     /// Dropping the future says that the answer took too long. A primary that waits for a standby which has taken its
@@ -248,6 +299,9 @@ impl Session {
             match sent {
                 Err(error) if attempt < ATTEMPTS && fault::is_retried(&error) => attempt += 1,
                 Err(error) => {
+                    if fault::is_lock_timeout(&error) {
+                        self.refuse_if_awaiting().await?;
+                    }
                     let remedy = self.naming.text(self.purpose.grants());
                     return Err(fault::on_statement(error, &self.location, &remedy));
                 }

@@ -1,0 +1,110 @@
+//! Logging in to one server: with what it takes at this moment, and not again and again what was refused.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgConnectOptions;
+use tokio::{task::spawn_blocking, time::timeout};
+
+use super::{
+    fault,
+    login::{Login, LoginRequest, LoginSource},
+    password::Found,
+    target::Server,
+};
+use crate::store::{Bounds, StoreError};
+
+/// A log-in that may be tried now.
+pub(super) struct Entry<'a> {
+    server: &'a Server,
+    pub(super) options: PgConnectOptions,
+    /// What is not to be repeated if it is refused. `None` where each log-in has another password.
+    login: Option<Login>,
+    /// Why there is no password.
+    remark: Option<String>,
+    longest_pause: Duration,
+}
+
+/// The longest pause after a refused log-in; shorter where an attempt has less time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+impl Server {
+    /// Finds out who logs in, for a session with these bounds; `None`: without any setting of ours.
+    ///
+    /// # Errors
+    /// As before, while the pause after a refusal lasts; no certificate; no answer of the program that was asked.
+    pub(super) async fn log_in(&self, bounds: Option<Bounds>) -> Result<Entry<'_>, StoreError> {
+        let longest_pause = bounds.map_or(LONGEST_PAUSE, |bounds| bounds.statement.min(LONGEST_PAUSE));
+        let Found { password, remark } = self.read_files().await?;
+        let found = password.map(Login::with_password);
+        let (login, repeated) = match &self.login {
+            Some(source) => (Some(self.ask(source, longest_pause).await?), None),
+            None => {
+                self.pause.begin(found.as_ref(), longest_pause)?;
+                (found.clone(), found)
+            }
+        };
+        let mut options = self.options(bounds);
+        if let Some(login) = login {
+            options =
+                options.password(&login.password).username(login.user.as_ref().unwrap_or(&self.account.user));
+        }
+        Ok(Entry { server: self, options, login: repeated, remark, longest_pause })
+    }
+
+    async fn ask(&self, source: &LoginSource, longest_pause: Duration) -> Result<Login, StoreError> {
+        self.pause.begin(None, longest_pause)?;
+        let host = self.account.hosts[0].clone();
+        let (database, user) = (self.account.database.clone(), self.account.user.clone());
+        let request = LoginRequest { host, port: self.account.port, database, user };
+        source.ask(request).await.map_err(|why| {
+            let detail = format!("the function that gives log-ins failed: {why}");
+            let error = StoreError::Unavailable { location: self.location.to_string(), detail };
+            self.pause.refused(None, &error, longest_pause);
+            error
+        })
+    }
+
+    /// Not on this thread, on which renewals may wait: a home directory may be on the network.
+    async fn read_files(&self) -> Result<Found, StoreError> {
+        if let Some(found) = self.passwords.without_files().filter(|_| !self.tls.has_files()) {
+            return Ok(found);
+        }
+        let (tls, passwords, account) = (self.tls.clone(), self.passwords.clone(), self.account.clone());
+        let is_asked = self.login.is_some();
+        let reading = spawn_blocking(move || {
+            tls.check_files()?;
+            Ok(if is_asked { Found::default() } else { passwords.look_up(&account) })
+        });
+        reading.await.unwrap_or_else(|_| Err(StoreError::panicked(&self.location)))
+    }
+}
+
+impl Entry<'_> {
+    /// Waits for the connection, no longer than the URL says, and notes whether it was refused.
+    pub(super) async fn complete<T>(
+        self,
+        connecting: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, StoreError> {
+        let server = self.server;
+        let connected = match server.connect_timeout {
+            Some(limit) => {
+                let connected = timeout(limit, connecting).await;
+                connected.map_err(|_elapsed| StoreError::silent(&server.location, limit))?
+            }
+            None => connecting.await,
+        };
+        match connected {
+            Ok(connection) => {
+                server.pause.succeeded();
+                Ok(connection)
+            }
+            Err(error) => {
+                let error = fault::on_connect(error, server, self.remark);
+                if !error.is_transient() {
+                    server.pause.refused(self.login, &error, self.longest_pause);
+                }
+                Err(error)
+            }
+        }
+    }
+}

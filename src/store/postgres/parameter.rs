@@ -1,0 +1,220 @@
+//! The parameters that libpq knows, and what becomes of each here.
+//!
+//! What cannot be done is never passed over where it was to make a connection safer: that is refused, with what to do
+//! instead. What cannot be done and is safe to leave is left, with one warning.
+
+use super::target::refused;
+use crate::{store::StoreError, text::printable};
+
+/// One parameter of a URL or of a service.
+pub(super) struct Parameter {
+    pub(super) name: &'static str,
+    /// The variable that gives it where nothing else does; empty where none does.
+    pub(super) variable: &'static str,
+    rule: Rule,
+}
+
+enum Rule {
+    Honoured,
+    /// Left aside, with a warning unless it is one of these values, which say what is done anyway.
+    Ignored(&'static [&'static str]),
+    /// Refused unless it is one of these values; and the remedy.
+    Refused(&'static [&'static str], &'static str),
+}
+
+/// The one of this name.
+pub(super) fn find(name: &str) -> Result<&'static Parameter, StoreError> {
+    let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, known)| known);
+    PARAMETERS.iter().find(|known| known.name == name).ok_or_else(|| unknown(name))
+}
+
+pub(super) fn all() -> impl Iterator<Item = &'static Parameter> {
+    PARAMETERS.iter()
+}
+
+impl Parameter {
+    /// Whether this value has to be warned of.
+    pub(super) fn check(&self, value: &str) -> Result<bool, StoreError> {
+        match self.rule {
+            Rule::Honoured => Ok(false),
+            Rule::Ignored(done) => Ok(!done.contains(&value)),
+            Rule::Refused(done, _) if done.contains(&value) => Ok(false),
+            // Without the value, which may be a secret.
+            Rule::Refused(_, remedy) => {
+                Err(refused(format!("{} asks for what cannot be done here; {remedy}", self.name)))
+            }
+        }
+    }
+}
+
+fn unknown(name: &str) -> StoreError {
+    let lower = name.to_ascii_lowercase();
+    let likeness = |known: &str| strsim::normalized_damerau_levenshtein(&lower, known);
+    let names =
+        PARAMETERS.iter().filter(|known| matches!(known.rule, Rule::Honoured)).map(|known| known.name);
+    let nearest = names.clone().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    let remedy = match nearest.filter(|nearest| likeness(nearest) > 0.7) {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None => format!("remove it, or use one of {}", names.collect::<Vec<_>>().join(", ")),
+    };
+    refused(format!("the parameter {:?} is unknown; {remedy}", printable(name)))
+}
+
+const fn honoured(name: &'static str, variable: &'static str) -> Parameter {
+    Parameter { name, variable, rule: Rule::Honoured }
+}
+
+const fn ignored(name: &'static str, done: &'static [&'static str]) -> Parameter {
+    // What is in the environment is for other programs, too: it is no reason to warn.
+    Parameter { name, variable: "", rule: Rule::Ignored(done) }
+}
+
+const fn demanding(
+    name: &'static str,
+    variable: &'static str,
+    done: &'static [&'static str],
+    remedy: &'static str,
+) -> Parameter {
+    Parameter { name, variable, rule: Rule::Refused(done, remedy) }
+}
+
+/// The driver's names for the same.
+const ALIASES: &[(&str, &str)] = &[
+    ("ssl-mode", "sslmode"),
+    ("ssl-root-cert", "sslrootcert"),
+    ("ssl-ca", "sslrootcert"),
+    ("ssl-cert", "sslcert"),
+    ("ssl-key", "sslkey"),
+];
+
+const VERIFY: &str = "remove it, and use sslmode=verify-full, by which the server shows who it is";
+const NO_SECRETS: &str =
+    "remove it; give a password, a password file, or sslcert and an sslkey without a password";
+
+const PARAMETERS: &[Parameter] = &[
+    honoured("application_name", "PGAPPNAME"),
+    honoured("connect_timeout", "PGCONNECT_TIMEOUT"),
+    honoured("dbname", "PGDATABASE"),
+    honoured("fallback_application_name", ""),
+    honoured("host", "PGHOST"),
+    honoured("hostaddr", "PGHOSTADDR"),
+    // The driver takes PGOPTIONS besides.
+    honoured("options", ""),
+    honoured("passfile", "PGPASSFILE"),
+    honoured("password", "PGPASSWORD"),
+    honoured("pgbouncer", ""),
+    honoured("port", "PGPORT"),
+    honoured("schema", ""),
+    honoured("service", "PGSERVICE"),
+    honoured("servicefile", "PGSERVICEFILE"),
+    honoured("sslcert", "PGSSLCERT"),
+    honoured("sslkey", "PGSSLKEY"),
+    honoured("sslmode", "PGSSLMODE"),
+    honoured("sslnegotiation", "PGSSLNEGOTIATION"),
+    honoured("sslrootcert", "PGSSLROOTCERT"),
+    honoured("statement-cache-capacity", ""),
+    honoured("target_session_attrs", ""),
+    honoured("user", "PGUSER"),
+    // Time-outs of our own find a dead connection sooner.
+    ignored("keepalives", &["1"]),
+    ignored("keepalives_count", &[]),
+    ignored("keepalives_idle", &[]),
+    ignored("keepalives_interval", &[]),
+    ignored("tcp_user_timeout", &[]),
+    // The driver speaks UTF-8, whatever the database stores.
+    ignored("client_encoding", &["UTF8", "utf8", "UTF-8", "utf-8", "auto"]),
+    ignored("gssdelegation", &["0"]),
+    ignored("gsslib", &[]),
+    ignored("krbsrvname", &[]),
+    ignored("load_balance_hosts", &["disable"]),
+    ignored("max_protocol_version", &["3.0", "latest"]),
+    ignored("ssl_max_protocol_version", &["TLSv1.3"]),
+    ignored("sslcompression", &["0"]),
+    ignored("sslkeylogfile", &[]),
+    ignored("sslsni", &["1"]),
+    demanding("channel_binding", "PGCHANNELBINDING", &["prefer", "disable"], VERIFY),
+    demanding("gssencmode", "PGGSSENCMODE", &["prefer", "disable"], VERIFY),
+    demanding("min_protocol_version", "PGMINPROTOCOLVERSION", &["3.0"], "remove it: the driver speaks 3.0"),
+    demanding("oauth_client_id", "", &[], NO_SECRETS),
+    demanding("oauth_client_secret", "", &[], NO_SECRETS),
+    demanding("oauth_issuer", "", &[], NO_SECRETS),
+    demanding("oauth_scope", "", &[], NO_SECRETS),
+    demanding(
+        "replication",
+        "",
+        &["false", "off", "no", "0"],
+        "remove it: leases need an ordinary connection",
+    ),
+    demanding("require_auth", "PGREQUIREAUTH", &[], VERIFY),
+    demanding(
+        "requirepeer",
+        "PGREQUIREPEER",
+        &[],
+        "remove it, and keep the socket in a directory of its user",
+    ),
+    demanding("requiressl", "PGREQUIRESSL", &["0"], "use sslmode=require"),
+    demanding("scram_client_key", "", &[], NO_SECRETS),
+    demanding("scram_server_key", "", &[], NO_SECRETS),
+    demanding("ssl", "", &[], "use sslmode=require or sslmode=disable"),
+    demanding(
+        "ssl_min_protocol_version",
+        "PGSSLMINPROTOCOLVERSION",
+        &["TLSv1", "TLSv1.1", "TLSv1.2"],
+        "use TLSv1.2, or let the server demand more (its setting ssl_min_protocol_version)",
+    ),
+    demanding("sslcertmode", "PGSSLCERTMODE", &["allow"], "remove it; sslcert and sslkey say what is shown"),
+    demanding("sslcrl", "PGSSLCRL", &[], "remove it: revoked certificates cannot be told"),
+    demanding("sslcrldir", "PGSSLCRLDIR", &[], "remove it: revoked certificates cannot be told"),
+    demanding("sslpassword", "", &[], NO_SECRETS),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_make_a_connection_safer_is_never_passed_over() {
+        for (name, value) in [
+            ("channel_binding", "require"),
+            ("gssencmode", "require"),
+            ("require_auth", "scram-sha-256"),
+            ("requirepeer", "postgres"),
+            ("ssl_min_protocol_version", "TLSv1.3"),
+            ("sslcertmode", "require"),
+            ("sslcrl", "/revoked"),
+            ("min_protocol_version", "3.2"),
+        ] {
+            let refusal = find(name).unwrap().check(value).unwrap_err().to_string();
+            assert!(refusal.contains(name) && refusal.contains("; "), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_nearly_known_is_told_the_known_one() {
+        for (name, known) in [
+            ("ssl_mode", "sslmode"),
+            ("applicationname", "application_name"),
+            ("Host", "host"),
+            ("ssrootcert", "sslrootcert"),
+        ] {
+            let refusal = find(name).err().unwrap().to_string();
+            assert!(refusal.contains(&format!("did you mean {known}?")), "{refusal}");
+        }
+        let refusal = find("connection_limit").err().unwrap().to_string();
+        assert!(refusal.contains("connection_limit") && refusal.contains("remove it"), "{refusal}");
+    }
+
+    #[test]
+    fn only_what_is_not_done_anyway_is_warned_of() {
+        for (name, value, warned) in [
+            ("keepalives_idle", "30", true),
+            ("keepalives", "1", false),
+            ("channel_binding", "prefer", false),
+            ("gssencmode", "disable", false),
+            ("sslsni", "0", true),
+            ("sslmode", "require", false),
+        ] {
+            assert_eq!(find(name).unwrap().check(value).unwrap(), warned, "{name}={value}");
+        }
+    }
+}

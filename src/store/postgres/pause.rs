@@ -1,0 +1,107 @@
+//! A log-in that was refused is not tried again before a pause, whichever of a store's connections wants it: what one
+//! was refused all would be, and servers lock accounts out, or slow everybody down, after many failures.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::login::Login;
+use crate::store::StoreError;
+
+/// The refusals of one server.
+#[derive(Default)]
+pub(super) struct Pause(Mutex<Option<Refused>>);
+
+struct Refused {
+    /// What the server refused, or `None` if there was nothing to show.
+    login: Option<Login>,
+    error: StoreError,
+    /// In a row.
+    times: u32,
+    until: Instant,
+}
+
+impl Pause {
+    /// Whether this may be tried now. Whoever may has the next turn for himself: others are refused as before until it
+    /// has succeeded, or the pause after it is over. Something else than what was refused may be tried at once.
+    pub(super) fn begin(&self, login: Option<&Login>, longest: Duration) -> Result<(), StoreError> {
+        match &mut *self.lock() {
+            Some(refused) if refused.login.as_ref() == login => {
+                let now = Instant::now();
+                if now < refused.until {
+                    return Err(refused.error.clone());
+                }
+                refused.until = now + length(refused.times, longest);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn refused(&self, login: Option<Login>, error: &StoreError, longest: Duration) {
+        let mut refused = self.lock();
+        let times = refused.as_ref().map_or(0, |before| before.times).saturating_add(1);
+        let until = Instant::now() + length(times, longest);
+        *refused = Some(Refused { login, error: error.clone(), times, until });
+    }
+
+    pub(super) fn succeeded(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Refused>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// It doubles from an eighth of the longest on, and is jittered.
+fn length(times: u32, longest: Duration) -> Duration {
+    let full = (longest / 16).saturating_mul(1 << times.min(4)).min(longest);
+    full.mul_f64(0.75 + 0.25 * fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONGEST: Duration = Duration::from_secs(4);
+
+    fn refusal() -> StoreError {
+        StoreError::PermissionDenied { location: "db".to_owned(), detail: "no".to_owned() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_at_a_time_tries_again_what_was_refused_and_after_a_pause() {
+        let (pause, old) = (Pause::default(), Some(Login::with_password("old")));
+        assert_eq!(pause.begin(old.as_ref(), LONGEST), Ok(()));
+        pause.refused(old.clone(), &refusal(), LONGEST);
+        assert_eq!(pause.begin(old.as_ref(), LONGEST), Err(refusal()));
+        tokio::time::advance(LONGEST / 8).await;
+        assert_eq!(pause.begin(old.as_ref(), LONGEST), Ok(()));
+        assert_eq!(pause.begin(old.as_ref(), LONGEST), Err(refusal()), "the first has not been answered yet");
+        tokio::time::advance(LONGEST).await;
+        assert_eq!(pause.begin(old.as_ref(), LONGEST), Ok(()), "the first got no answer");
+        pause.succeeded();
+        assert_eq!(pause.begin(old.as_ref(), LONGEST), Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_password_is_tried_at_once() {
+        let pause = Pause::default();
+        pause.refused(Some(Login::with_password("old")), &refusal(), LONGEST);
+        assert_eq!(pause.begin(Some(&Login::with_password("new")), LONGEST), Ok(()));
+        assert_eq!(pause.begin(None, LONGEST), Ok(()));
+    }
+
+    #[test]
+    fn pauses_grow_to_the_longest() {
+        let lengths: Vec<_> = [1, 2, 3, 4, 5, 99].map(|times| length(times, LONGEST)).into();
+        for (length, full) in lengths.iter().zip([500, 1_000, 2_000, 4_000, 4_000, 4_000]) {
+            let full = Duration::from_millis(full);
+            assert!(*length <= full && *length >= full * 3 / 4, "{lengths:?}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! All that is said about a connection: by the URL, else by the service that is named, else by the `PG…` variables.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    path::{Path, PathBuf},
+};
+
+use super::{parameter, service::Service, target::refused, uri};
+use crate::{store::StoreError, text::printable};
+
+/// The parameters by their names. The password is not among those of the service and the environment: it may change,
+/// and is looked up for each connection.
+pub(super) struct Settings {
+    values: BTreeMap<&'static str, String>,
+    /// `options[name]=value`: settings of the server.
+    pub(super) of_the_server: Vec<(String, String)>,
+    /// What is left aside, and should not be so silently.
+    pub(super) ignored: Vec<&'static str>,
+    pub(super) service: Option<Service>,
+}
+
+impl Settings {
+    pub(super) fn of(url: &str) -> Result<Self, StoreError> {
+        Self::with(url, &variable)
+    }
+
+    pub(super) fn with(url: &str, variable: &impl Fn(&str) -> Option<String>) -> Result<Self, StoreError> {
+        let (values, of_the_server, ignored) = Default::default();
+        let mut settings = Self { values, of_the_server, ignored, service: None };
+        for (name, value) in uri::take_apart(url)? {
+            settings.take(&name, value)?;
+        }
+        let service = settings.value("service").map(str::to_owned).or_else(|| variable("PGSERVICE"));
+        if let Some(name) = service {
+            let file = settings.path("servicefile")?;
+            settings.add_service(Service::find(name, file, variable)?)?;
+        }
+        settings.add_environment(variable)?;
+        Ok(settings)
+    }
+
+    pub(super) fn value(&self, name: &'static str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    /// A path; `~/` is the home directory.
+    pub(super) fn path(&self, name: &'static str) -> Result<Option<PathBuf>, StoreError> {
+        self.value(name).map(|value| expanded(name, value)).transpose()
+    }
+
+    fn take(&mut self, name: &str, value: String) -> Result<(), StoreError> {
+        if let Some(setting) = name.strip_prefix("options[").and_then(|rest| rest.strip_suffix(']')) {
+            self.of_the_server.push((setting.to_owned(), value));
+            return Ok(());
+        }
+        // As libpq reads the URLs of JDBC.
+        let (name, value) = match (name, value.as_str()) {
+            ("ssl", "true") => ("sslmode", "require".to_owned()),
+            _ => (name, value),
+        };
+        let parameter = parameter::find(name)?;
+        if parameter.check(&value)? {
+            self.ignored.push(parameter.name);
+        }
+        match value.is_empty() {
+            // As if it were not there.
+            true => self.values.remove(parameter.name),
+            false => self.values.insert(parameter.name, value),
+        };
+        Ok(())
+    }
+
+    /// Only what the URL does not say.
+    fn add_service(&mut self, service: Service) -> Result<(), StoreError> {
+        let said: Vec<_> = self.values.keys().copied().collect();
+        for (name, value) in service.parameters()? {
+            match parameter::find(&name)?.name {
+                "service" | "servicefile" => return Err(service.refused("it names another service")),
+                "password" => {}
+                known if said.contains(&known) => {}
+                _ => self.take(&name, value)?,
+            }
+        }
+        self.service = Some(service);
+        Ok(())
+    }
+
+    /// Only what nothing else says.
+    fn add_environment(&mut self, variable: &impl Fn(&str) -> Option<String>) -> Result<(), StoreError> {
+        let names_a_server = self.value("host").or(self.value("hostaddr")).is_some();
+        for parameter in parameter::all() {
+            let is_of_another_server = names_a_server && ["host", "hostaddr"].contains(&parameter.name);
+            let is_looked_up_later = ["password", "passfile"].contains(&parameter.name);
+            if parameter.variable.is_empty() || is_of_another_server || is_looked_up_later {
+                continue;
+            }
+            if !self.values.contains_key(parameter.name)
+                && let Some(value) = variable(parameter.variable)
+            {
+                parameter.check(&value).map_err(|error| in_variable(error, parameter.variable))?;
+                self.values.insert(parameter.name, value);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A variable of the environment that is not empty.
+pub(super) fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+pub(super) fn expanded(name: &str, path: &str) -> Result<PathBuf, StoreError> {
+    match (path.strip_prefix("~/"), env::home_dir()) {
+        (Some(below), Some(home)) => Ok(home.join(below)),
+        (Some(_), None) => {
+            let path = printable(path);
+            Err(refused(format!(
+                "{name}={path:?} is below no home directory; set HOME, or write the whole path"
+            )))
+        }
+        (None, _) => Ok(Path::new(path).to_owned()),
+    }
+}
+
+fn in_variable(error: StoreError, variable: &str) -> StoreError {
+    match error {
+        StoreError::Url { detail } => refused(format!("{detail} (it is from the variable {variable})")),
+        other => other,
+    }
+}

@@ -1,0 +1,131 @@
+//! How a connection is encrypted, and how the server shows who it is. With the meaning that libpq gives to the same
+//! parameters, where the driver has another one.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+
+use super::{
+    service::shown,
+    settings::{Settings, expanded},
+    target::refused,
+};
+use crate::{store::StoreError, text::printable};
+
+#[derive(Debug, Clone)]
+pub(super) struct Tls {
+    mode: PgSslMode,
+    /// `None`: only the authorities that the system trusts.
+    root: Option<PathBuf>,
+    /// Certificate and key.
+    own: Option<(PathBuf, PathBuf)>,
+}
+
+impl Tls {
+    pub(super) fn of(settings: &Settings) -> Result<Self, StoreError> {
+        let in_home =
+            |name| expanded(name, &format!("~/.postgresql/{name}")).ok().filter(|file| file.exists());
+        let root = match settings.value("sslrootcert") {
+            Some("system") => None,
+            Some(_) => settings.path("sslrootcert")?,
+            None => in_home("root.crt"),
+        };
+        let mode = mode(settings, root.is_some())?;
+        let certificate = settings.path("sslcert")?.or_else(|| in_home("postgresql.crt"));
+        let key = settings.path("sslkey")?.or_else(|| in_home("postgresql.key"));
+        let own = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, Some(_)) if settings.value("sslkey").is_some() => {
+                return Err(refused("sslkey needs its certificate; name it with sslcert".to_owned()));
+            }
+            (Some(_), None) if settings.value("sslcert").is_some() => {
+                return Err(refused("sslcert needs its key; name it with sslkey".to_owned()));
+            }
+            _ => None,
+        };
+        Ok(Self { mode, root, own })
+    }
+
+    /// As everywhere where only this machine listens.
+    pub(super) fn over_a_socket(self) -> Self {
+        Self { mode: PgSslMode::Disable, ..self }
+    }
+
+    /// Whether the server's certificate must have its name.
+    pub(super) fn verifies_the_name(&self) -> bool {
+        matches!(self.mode, PgSslMode::VerifyFull)
+    }
+
+    pub(super) fn has_files(&self) -> bool {
+        self.root.is_some() || self.own.is_some()
+    }
+
+    /// Whether the files are there: the driver's error would not name them. Reads the file system.
+    pub(super) fn check_files(&self) -> Result<(), StoreError> {
+        if matches!(self.mode, PgSslMode::Disable) {
+            return Ok(());
+        }
+        let own = self.own.iter().flat_map(|(certificate, key)| [("sslcert", certificate), ("sslkey", key)]);
+        let root = self.root.iter().map(|root| ("sslrootcert", root));
+        root.chain(own).try_for_each(|(name, file)| readable(name, file))
+    }
+
+    pub(super) fn apply(&self, options: PgConnectOptions) -> PgConnectOptions {
+        let options = options.ssl_mode(self.mode);
+        let options = match &self.root {
+            Some(root) => options.ssl_root_cert(root),
+            // What PGSSLROOTCERT says has been judged: the driver takes it for a file in any case.
+            None => options.ssl_root_cert_from_pem(Vec::new()),
+        };
+        match &self.own {
+            Some((certificate, key)) => options.ssl_client_cert(certificate).ssl_client_key(key),
+            None => options,
+        }
+    }
+}
+
+/// `allow` is `prefer` here: both do with any server, and the latter encrypts where it can. As in libpq, `require` is
+/// `verify-ca` where there is an authority to verify by, and that of the system allows nothing weaker than `verify-full`.
+fn mode(settings: &Settings, has_root: bool) -> Result<PgSslMode, StoreError> {
+    let by_system = settings.value("sslrootcert") == Some("system");
+    let word = settings.value("sslmode").unwrap_or(if by_system { "verify-full" } else { "prefer" });
+    let mode = match word {
+        "disable" => PgSslMode::Disable,
+        "allow" | "prefer" => PgSslMode::Prefer,
+        "require" if has_root => PgSslMode::VerifyCa,
+        "require" => PgSslMode::Require,
+        "verify-ca" => PgSslMode::VerifyCa,
+        "verify-full" => PgSslMode::VerifyFull,
+        other => {
+            return Err(refused(format!(
+                "sslmode={:?} is unknown; use disable, allow, prefer, require, verify-ca or verify-full",
+                printable(other)
+            )));
+        }
+    };
+    if by_system && !matches!(mode, PgSslMode::VerifyFull) {
+        return Err(refused("sslrootcert=system needs sslmode=verify-full".to_owned()));
+    }
+    match settings.value("sslnegotiation") {
+        None | Some("postgres") => Ok(mode),
+        // Asked for first all the same, which every server understands.
+        Some("direct") if !matches!(mode, PgSslMode::Disable | PgSslMode::Prefer) => Ok(mode),
+        Some("direct") => Err(refused("sslnegotiation=direct needs sslmode=require or stronger".to_owned())),
+        Some(other) => {
+            Err(refused(format!("sslnegotiation={:?} is unknown; use postgres or direct", printable(other))))
+        }
+    }
+}
+
+fn readable(name: &str, file: &Path) -> Result<(), StoreError> {
+    match File::open(file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(refused(format!(
+            "{name}={:?} cannot be read: {error}; name one that can be read",
+            shown(file)
+        ))),
+    }
+}

@@ -1,0 +1,87 @@
+//! Which server is asked first.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// Where one server stands among those to ask.
+#[derive(Clone)]
+pub(super) struct Turn {
+    /// The index of the one to ask first. Connections of several lanes change it at the same time; no order is wrong.
+    first: Arc<AtomicUsize>,
+    index: usize,
+    servers: usize,
+}
+
+impl Turn {
+    /// One for each of so many servers.
+    pub(super) fn among(servers: usize) -> impl Iterator<Item = Self> {
+        let first = Arc::new(AtomicUsize::new(0));
+        (0..servers).map(move |index| Self { first: first.clone(), index, servers })
+    }
+
+    /// Of the server to ask first.
+    pub(super) fn first(&self) -> usize {
+        self.first.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is another server to ask.
+    pub(super) fn has_others(&self) -> bool {
+        self.servers > 1
+    }
+
+    /// This server works: it is asked first from now on.
+    pub(super) fn prefer(&self) {
+        self.first.store(self.index, Ordering::Relaxed);
+    }
+
+    /// This one is silent, which takes time to notice: the one after it is asked first from now on.
+    pub(super) fn pass_over(&self) {
+        let next = (self.index + 1) % self.servers;
+        let _ = self.first.compare_exchange(self.index, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// To be held while an answer is awaited: it is passed over if nobody waits any longer.
+    pub(super) fn awaited(&self) -> Awaited {
+        Awaited(Some(self.clone()))
+    }
+}
+
+/// An answer that is still to come.
+pub(super) struct Awaited(Option<Turn>);
+
+impl Awaited {
+    /// Whatever the answer was.
+    pub(super) fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if let Some(turn) = &self.0 {
+            turn.pass_over();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_that_worked_is_asked_first_and_a_silent_one_last() {
+        let turns: Vec<_> = Turn::among(3).collect();
+        let first = || turns[0].first();
+        assert_eq!(first(), 0);
+        turns[1].prefer();
+        assert_eq!(first(), 1);
+        turns[0].pass_over();
+        assert_eq!(first(), 1, "it was not the first");
+        turns[1].pass_over();
+        assert_eq!(first(), 2);
+        turns[2].pass_over();
+        assert_eq!(first(), 0);
+    }
+}
