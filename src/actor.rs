@@ -18,7 +18,7 @@
 //! - [`acquisition`] is one request on its way to the database, with its retries, and the compensation for one
 //!   whose outcome is unknown (invariant I7).
 //! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
-//! - [`lane`] carries statements of one kind.
+//! - [`lane`] carries statements of one kind, over connections of a [`pool`], which are open before they are needed.
 //! - [`hints`] listens for requests to stop, and has the registry read them; [`watching`] looks at sessions for those
 //!   who watch, from a thread of its own. No run depends on either.
 //!
@@ -28,6 +28,7 @@
 pub(crate) mod acquisition;
 pub(crate) mod hints;
 pub(crate) mod lane;
+pub(crate) mod pool;
 pub(crate) mod query;
 pub(crate) mod registry;
 pub(crate) mod run;

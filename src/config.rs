@@ -40,6 +40,9 @@ pub struct Timing {
 }
 
 impl Timing {
+    pub(crate) const RENEW_TIMEOUTS_IN_A_TTL: u32 = 10;
+    pub(crate) const LONGEST_DEFAULT_RENEW_TIMEOUT: Duration = Duration::from_secs(5);
+
     /// The defaults for this ttl.
     ///
     /// # Errors
@@ -63,7 +66,8 @@ impl Timing {
         self.renew_interval
     }
 
-    /// The bound on one attempt to renew or to release. Default ttl/10, at most 5 s.
+    /// The bound on one attempt to renew or to release, from when it is sent. Default ttl/10, at most 5 s. A round trip to
+    /// the database must take no more than five sixths of it.
     pub fn renew_timeout(&self) -> Duration {
         self.renew_timeout
     }
@@ -149,7 +153,9 @@ impl Settings {
             ttl,
             safety_margin: whole_millis(self.safety_margin.unwrap_or(ttl / 5)),
             renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(seconds(20))),
-            renew_timeout: self.renew_timeout.unwrap_or((ttl / 10).min(seconds(5))),
+            renew_timeout: self.renew_timeout.unwrap_or(
+                (ttl / Timing::RENEW_TIMEOUTS_IN_A_TTL).min(Timing::LONGEST_DEFAULT_RENEW_TIMEOUT),
+            ),
             acquire_timeout: self.acquire_timeout.unwrap_or((ttl / 3).clamp(seconds(1), seconds(10))),
             stop_grace: self.stop_grace.unwrap_or(Self::DEFAULT_STOP_GRACE),
             stuck_limit: self.stuck_limit,

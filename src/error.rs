@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use crate::{
-    config::ConfigError,
+    config::{ConfigError, Timing},
     end::EndReason,
     end::Ended,
     session::{Holder, InvalidText},
@@ -101,9 +101,37 @@ pub enum StartError {
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The way to the database and back takes so long that every run would be granted and then lost.
+    #[error(
+        "a round trip to the database {location} takes {round_trip:?}, but a renewal has only {renew_timeout:?}, and \
+         needs {needed:?}; {}",
+        longer(*needed)
+    )]
+    SlowLine {
+        /// Which database.
+        location: String,
+        /// The quickest of several.
+        round_trip: Duration,
+        /// The setting.
+        renew_timeout: Duration,
+        /// What it must be at least.
+        needed: Duration,
+    },
     /// The operating system gave no thread.
     #[error("the supervisor's thread could not be started: {0}")]
     Thread(String),
+}
+
+/// The ttl that gives a renewal so much time.
+fn longer(needed: Duration) -> String {
+    let (parts, longest) = (Timing::RENEW_TIMEOUTS_IN_A_TTL, Timing::LONGEST_DEFAULT_RENEW_TIMEOUT);
+    match needed <= longest {
+        true => format!("lengthen the ttl to {} s or more", (needed * parts).as_secs_f64().ceil()),
+        false => format!(
+            "set renew_timeout to that, and the ttl to {} s or more",
+            (needed * 10).as_secs_f64().ceil()
+        ),
+    }
 }
 
 /// Why a session could not be looked at, or rows not be swept.

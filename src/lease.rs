@@ -141,7 +141,7 @@ struct Silence {
 }
 
 /// A change of stage or phase is shown to others this soon, unless the run has ended by then.
-const SHOW_WITHIN: Duration = Duration::from_millis(100);
+const SHOW_WITHIN: Duration = Duration::from_millis(75);
 
 impl Lease {
     /// The lease of a run that was granted; `None` when its trust has passed already, in which case nothing

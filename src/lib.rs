@@ -184,7 +184,7 @@ pub use session::{
 };
 pub use store::StoreError;
 pub use supervisor::{
-    AcquireRequest, Asked, Builder, ListRequest, StopAnswer, StopSessionRequest, Supervisor,
+    AcquireRequest, Asked, Builder, Connections, ListRequest, StopAnswer, StopSessionRequest, Supervisor,
 };
 pub use text::{printable, printable_name};
 pub use watch::{Observed, Standby};

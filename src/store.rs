@@ -259,8 +259,33 @@ pub trait LeaseConnection: Send {
     /// Checks again what [`LeaseStore::connect`] has: that the server accepts writes and the schema fits.
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 
+    /// Makes ready for these kinds of statements, so that the first one takes no longer than those after it.
+    fn prepare<'a>(&'a mut self, verbs: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
+        let _ = verbs;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Asks the server for a sign of life, in one round trip. A database without a server has none to give.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the connection usable.
+    fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Says goodbye to the server.
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
+}
+
+/// A kind of statement that a lease needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VerbKind {
+    /// See [`LeaseConnection::acquire`].
+    Acquire,
+    /// See [`LeaseConnection::renew`].
+    Renew,
+    /// See [`LeaseConnection::release`].
+    Release,
 }
 
 /// How long the *server* may work on one statement of a connection. The client's own time-out comes besides,

@@ -29,11 +29,13 @@ use crate::{
 };
 
 mod builder;
+mod connections;
 mod request;
 mod stop;
 
 use builder::Authority;
 pub use builder::Builder;
+pub use connections::Connections;
 pub use request::{AcquireRequest, ListRequest};
 pub use stop::{Asked, StopAnswer, StopSessionRequest};
 
@@ -237,7 +239,8 @@ impl Supervisor {
     }
 
     /// Whether a new run could be started now: nobody drains or shuts down this supervisor, and the database answers
-    /// and takes writes. For a readiness probe; it asks the database, within `ttl/5` (0.5 s to 5 s).
+    /// and takes writes. For a readiness probe; it asks the database, within `ttl/5` (0.5 s to 5 s), and where it first has
+    /// to be connected to, within as long again.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

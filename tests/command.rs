@@ -13,6 +13,9 @@ mod every_backend;
 
 #[path = "command/busy.rs"]
 mod busy;
+#[cfg(feature = "postgres")]
+#[path = "command/connections.rs"]
+mod connections;
 #[cfg(feature = "sqlite")]
 #[path = "command/database.rs"]
 mod database;

@@ -11,6 +11,9 @@ mod support;
 mod every_backend;
 
 #[cfg(feature = "postgres")]
+#[path = "faults/connections.rs"]
+mod connections;
+#[cfg(feature = "postgres")]
 #[path = "faults/failover.rs"]
 mod failover;
 #[path = "faults/host.rs"]
@@ -18,11 +21,11 @@ mod host;
 #[cfg(feature = "postgres")]
 #[path = "faults/locks.rs"]
 mod locks;
-#[path = "faults/rejecting.rs"]
-mod rejecting;
 #[cfg(feature = "postgres")]
 #[path = "faults/passwords.rs"]
 mod passwords;
+#[path = "faults/rejecting.rs"]
+mod rejecting;
 #[cfg(feature = "postgres")]
 #[path = "faults/secrets.rs"]
 mod secrets;

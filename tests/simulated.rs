@@ -8,6 +8,8 @@ mod acquiring;
 mod asking;
 #[path = "simulated/closing.rs"]
 mod closing;
+#[path = "simulated/connecting.rs"]
+mod connecting;
 #[path = "simulated/ending.rs"]
 mod ending;
 #[path = "simulated/failing.rs"]

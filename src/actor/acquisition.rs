@@ -12,13 +12,16 @@ use std::{
 use actix::Recipient;
 use futures::{
     FutureExt,
-    future::{Either, select},
+    future::{Either, select, try_join_all},
 };
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    actor::lane::{Acquiring, LaneAddr, Releasing, backoff},
+    actor::{
+        lane::{Acquiring, LaneAddr, Releasing, backoff},
+        pool::Pool,
+    },
     clock::BootInstant,
     config::Timing,
     run::Shared,
@@ -55,6 +58,8 @@ pub(crate) struct Acquired {
 pub(crate) struct Acquisition {
     pub(crate) item: Acquire,
     pub(crate) lane: LaneAddr<Acquiring>,
+    /// What will renew and release.
+    pub(crate) means: Vec<Pool>,
     pub(crate) timing: Timing,
     pub(crate) deadline: Instant,
     pub(crate) location: String,
@@ -109,6 +114,14 @@ impl Acquisition {
         }
         let mut alone = false;
         while !self.abandoned.is_cancelled() {
+            if let Err(error) = self.means().await {
+                if !error.is_transient() {
+                    return Settled::Refused(error);
+                }
+                attempts.last = Some(error.to_string());
+                sleep(backoff(attempts.next(), self.timing.longest_backoff())).await;
+                continue;
+            }
             attempts.sent = Arc::default();
             let answer = self.lane.ask_noting(self.item.clone(), alone, attempts.sent.clone()).await;
             attempts.sent = Arc::default();
@@ -132,6 +145,11 @@ impl Acquisition {
             sleep(backoff(attempts.next(), self.timing.longest_backoff())).await;
         }
         self.unwanted()
+    }
+
+    /// The connections that will renew and release are open before anything is granted (invariant I11).
+    async fn means(&self) -> Result<(), StoreError> {
+        try_join_all(self.means.iter().map(Pool::ready)).await.map(drop)
     }
 
     fn unwanted(&self) -> Settled {

@@ -26,6 +26,8 @@ pub(crate) struct Hints {
     pub(crate) store: SharedStore,
     pub(crate) node: NodeId,
     pub(crate) bounds: Bounds,
+    /// How long connecting may take.
+    pub(crate) connect_timeout: Duration,
     /// How long the server may take to answer.
     pub(crate) patience: Duration,
     /// How long it may say nothing until it is asked for a sign of life.
@@ -72,7 +74,9 @@ impl Hints {
 
     async fn open(&self) -> Result<Option<Box<dyn Listener>>, StoreError> {
         let Some(opening) = self.store.listen(self.node, self.bounds) else { return Ok(None) };
-        timeout(self.patience, opening).await.unwrap_or_else(|_elapsed| Err(self.silent())).map(Some)
+        let within = self.connect_timeout;
+        let silent = |_elapsed| Err(StoreError::silent(self.store.location(), within));
+        timeout(within, opening).await.unwrap_or_else(silent).map(Some)
     }
 
     /// Reads what the hints have it, until they may be lost.

@@ -1,21 +1,25 @@
 //! A lane: the one way from the actors to the database for one kind of statement.
 //!
-//! A lane owns its connections. While a statement is in flight, requests gather; when it returns, all that
+//! While a statement is in flight, requests gather; when it returns, all that
 //! gathered go out in the next. A lane at rest adds no delay: one request is one statement. Because renewals
 //! have a lane of their own, nothing else can be in their way (invariant I10).
 //!
-//! Each lane has two tracks. The *main* track carries batches. The *side* track, on a connection of its own, carries
+//! Each lane has two tracks. The *main* track carries batches. The *side* track, over connections of its own, carries
 //! what must hold nobody up: items that met a locked row, each alone, and batches that the database rejected, taken
 //! apart until the bad items are found. A session that was found to be bad does not ride with the others again before
 //! the database has accepted it ([`suspects`]).
 //!
+//! Connections come from a [`Pool`], which opens them ahead of need. A statement's time begins when it is sent; who
+//! waits for a connection waits no longer than a statement may take, and then learns why there is none.
+//!
 //! A statement runs in a task of its own and is never dropped half-way, but at its time-out: then its
-//! connection is dropped with it and the next statement opens a new one. Every request is answered, whatever
+//! connection is dropped with it. Every request is answered, whatever
 //! happens: a request that is dropped unanswered reads as "unavailable" (invariant I9).
 
 use std::{
     collections::{HashSet, VecDeque},
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -24,13 +28,18 @@ use std::{
 };
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, WrapFuture, fut::ActorFutureExt};
-use futures::{FutureExt, channel::oneshot};
-use tokio::time::{Instant, timeout_at};
+use futures::{
+    FutureExt,
+    channel::oneshot,
+    future::{Either, select},
+};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
+use super::pool::{Lent, Need, Pool};
 use crate::{
     clock::{BootInstant, SharedClock, StepDetector},
-    store::{Bounds, LeaseConnection, MAX_BATCH, SharedStore, StoreError},
+    store::{MAX_BATCH, StoreError},
 };
 
 mod suspects;
@@ -99,16 +108,16 @@ impl<V: Verb> LaneAddr<V> {
 /// What a lane works with.
 #[derive(Clone)]
 pub(crate) struct LaneSettings {
-    pub(crate) store: SharedStore,
     pub(crate) clock: SharedClock,
-    /// For one attempt, connecting included.
+    /// For one statement, and for the wait for a connection before it.
     pub(crate) attempt_timeout: Duration,
-    pub(crate) bounds: Bounds,
     pub(crate) longest_backoff: Duration,
     /// A step of the database's clock by less is not reported.
     pub(crate) step_tolerance: Duration,
-    /// Keeps the thread until this lane's connections have said goodbye.
-    pub(crate) connections: TaskTracker,
+    /// Keeps the thread until this lane has ended.
+    pub(crate) goodbyes: TaskTracker,
+    pub(crate) main: Pool,
+    pub(crate) side: Pool,
 }
 
 pub(crate) struct Lane<V: Verb> {
@@ -127,9 +136,10 @@ struct Track<V: Verb> {
     /// The most requests in one statement, now and ever.
     width: usize,
     widest: usize,
-    connection: Option<Box<dyn LeaseConnection>>,
+    pool: Pool,
+    /// A statement, or the wait for a connection.
     in_flight: bool,
-    /// Attempts in a row that got no answer.
+    /// Statements in a row that got no answer.
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -154,7 +164,6 @@ enum Which {
 
 /// What a statement's task brings back.
 struct Returned<V: Verb> {
-    connection: Option<Box<dyn LeaseConnection>>,
     batch: Vec<Request<V>>,
     sent: Sent,
     result: Result<Vec<V::Outcome>, StoreError>,
@@ -170,9 +179,10 @@ struct Sent {
 
 impl<V: Verb> Lane<V> {
     pub(crate) fn start_with(settings: LaneSettings) -> LaneAddr<V> {
-        let location = settings.store.location().to_owned();
-        let (main, side) = (Track::of_width(MAX_BATCH), Track::of_width(MAX_BATCH));
-        let open = settings.connections.token();
+        let location = settings.main.location().to_owned();
+        let main = Track::new(MAX_BATCH, settings.main.clone());
+        let side = Track::new(MAX_BATCH, settings.side.clone());
+        let open = settings.goodbyes.token();
         let (suspects, steps) = (Suspects::default(), StepDetector::default());
         let addr = Self { settings, main, side, suspects, steps, _open: open }.start();
         LaneAddr { addr, location }
@@ -187,15 +197,15 @@ impl<V: Verb> Lane<V> {
 
     /// Sends what has gathered, unless a statement is in flight or the track pauses after a failure.
     fn pump(&mut self, which: Which, ctx: &mut Context<Self>) {
-        let settings = self.settings.clone();
+        let patience = self.settings.attempt_timeout;
         let track = self.track(which);
-        if track.in_flight {
+        if track.in_flight || (track.queue.is_empty() && track.parts.is_empty()) {
             return;
         }
-        if let Some(at) = track.not_before.filter(|_| track.connection.is_none()) {
+        track.in_flight = true;
+        if let Some(at) = track.not_before {
             let pause = at.saturating_duration_since(Instant::now());
             if !pause.is_zero() {
-                track.in_flight = true;
                 ctx.run_later(pause, move |lane, ctx| {
                     lane.track(which).in_flight = false;
                     lane.pump(which, ctx);
@@ -203,17 +213,44 @@ impl<V: Verb> Lane<V> {
                 return;
             }
         }
+        if let Some(lent) = track.pool.try_take() {
+            return self.send(which, lent, ctx);
+        }
+        let pool = track.pool.clone();
+        let waiting = async move {
+            let taken = timeout(patience, pool.take(V::NEED)).await;
+            taken.unwrap_or_else(|_elapsed| Err(pool.late(patience)))
+        };
+        ctx.spawn(waiting.into_actor(self).map(move |taken, lane, ctx| match taken {
+            Ok(lent) => lane.send(which, lent, ctx),
+            Err(error) => lane.fail_unsent(which, &error),
+        }));
+    }
+
+    fn send(&mut self, which: Which, lent: Lent, ctx: &mut Context<Self>) {
+        let settings = self.settings.clone();
+        let track = self.track(which);
         let batch = track.gather();
         if batch.is_empty() {
-            return;
+            track.in_flight = false;
+            return lent.give_back();
         }
-        track.in_flight = true;
-        let connection = track.connection.take();
-        let task = actix_rt::spawn(attempt::<V>(settings, connection, batch));
+        let task = actix_rt::spawn(attempt::<V>(settings, track.pool.clone(), lent, batch));
         ctx.spawn(task.into_actor(self).map(move |joined, lane, ctx| {
             // A task that panicked has dropped its requests, which answers them, and its connection.
             lane.take_back(which, joined.ok(), ctx);
         }));
+    }
+
+    /// Who has waited for a connection in vain is told why; nothing was sent.
+    fn fail_unsent(&mut self, which: Which, error: &StoreError) {
+        let now = self.settings.clock.now();
+        let track = self.track(which);
+        track.in_flight = false;
+        let parts = std::mem::take(&mut track.parts).into_iter().flatten();
+        for request in parts.chain(std::mem::take(&mut track.queue)) {
+            request.answer(Sent { was_sent: false, at: now, received_at: now }, Err(error.clone()));
+        }
     }
 
     fn take_back(&mut self, which: Which, returned: Option<Returned<V>>, ctx: &mut Context<Self>) {
@@ -222,8 +259,7 @@ impl<V: Verb> Lane<V> {
         track.in_flight = false;
         match returned {
             Some(returned) => {
-                let Returned { connection, batch, sent, result } = returned;
-                track.connection = connection;
+                let Returned { batch, sent, result } = returned;
                 track.note(result.as_ref().is_err_and(StoreError::is_uncertain), batch.len(), longest);
                 self.answer(batch, sent, result);
             }
@@ -243,7 +279,7 @@ impl<V: Verb> Lane<V> {
                 }
             }
             // Something in the batch is to blame, and only that is to suffer.
-            Err(error) if is_items_fault(&error, sent) && batch.len() > 1 => {
+            Err(error) if !error.is_uncertain() && batch.len() > 1 => {
                 tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; taken apart");
                 let are_all_suspects =
                     batch.iter().all(|request| self.suspects.contains(V::key(&request.item)));
@@ -257,7 +293,7 @@ impl<V: Verb> Lane<V> {
             Err(error) => {
                 tracing::debug!(verb = V::NAME, items = batch.len(), %error, "statement failed");
                 for request in batch {
-                    if is_items_fault(&error, sent) {
+                    if !error.is_uncertain() {
                         self.suspects.rejected(V::key(&request.item));
                     }
                     request.answer(sent, Err(error.clone()));
@@ -270,7 +306,7 @@ impl<V: Verb> Lane<V> {
         let Some(clock_micros) = outcomes.iter().find_map(V::clock_micros) else { return };
         let tolerance = self.settings.step_tolerance;
         if let Some(by_micros) = self.steps.observe(clock_micros, sent.at, sent.received_at, tolerance) {
-            let database = self.settings.store.location();
+            let database = self.settings.main.location();
             tracing::warn!(database, by_ms = by_micros / 1_000, "the database's clock was stepped");
         }
     }
@@ -278,12 +314,6 @@ impl<V: Verb> Lane<V> {
 
 impl<V: Verb> Actor for Lane<V> {
     type Context = Context<Self>;
-
-    fn stopped(&mut self, _: &mut Context<Self>) {
-        for connection in [self.main.connection.take(), self.side.connection.take()].into_iter().flatten() {
-            actix_rt::spawn(self.settings.connections.track_future(connection.close()));
-        }
-    }
 }
 
 impl<V: Verb> Handler<Submit<V>> for Lane<V> {
@@ -300,13 +330,13 @@ impl<V: Verb> Handler<Submit<V>> for Lane<V> {
 impl<V: Verb> Unpin for Lane<V> {}
 
 impl<V: Verb> Track<V> {
-    fn of_width(width: usize) -> Self {
+    fn new(width: usize, pool: Pool) -> Self {
         Self {
             queue: VecDeque::new(),
             parts: VecDeque::new(),
             width,
             widest: width,
-            connection: None,
+            pool,
             in_flight: false,
             failures: 0,
             not_before: None,
@@ -366,66 +396,49 @@ impl<V: Verb> Request<V> {
     }
 }
 
-/// Whether something in a statement is to blame for its failure: the database has read it, and says for certain that
-/// it has done nothing.
-fn is_items_fault(error: &StoreError, sent: Sent) -> bool {
-    sent.was_sent && !error.is_uncertain()
-}
-
-/// One statement, connecting first where need be, within its time-out.
+/// One statement, within its time-out. While it is silent and a lease depends on it, a spare connection is opened.
 async fn attempt<V: Verb>(
     settings: LaneSettings,
-    mut connection: Option<Box<dyn LeaseConnection>>,
-    mut batch: Vec<Request<V>>,
+    pool: Pool,
+    mut lent: Lent,
+    batch: Vec<Request<V>>,
 ) -> Returned<V> {
-    let until = Instant::now() + settings.attempt_timeout;
-    let (mut was_sent, mut at) = (false, settings.clock.now());
-    let location = settings.store.location();
-    let unavailable = |detail| StoreError::Unavailable { location: location.to_owned(), detail };
-    let late = || StoreError::silent(location, settings.attempt_timeout);
-    let panicked = || StoreError::panicked(location);
-    let connected = match connection.take() {
-        Some(connection) => Ok(connection),
-        None => {
-            let connecting = AssertUnwindSafe(settings.store.connect(settings.bounds)).catch_unwind();
-            match timeout_at(until, connecting).await {
-                Ok(Ok(connected)) => connected,
-                Ok(Err(_panic)) => Err(panicked()),
-                Err(_elapsed) => Err(late()),
-            }
-        }
-    };
-    // Connecting takes time: what nobody waits for any more must not be sent after all.
-    batch.retain(|request| !request.reply.is_canceled());
+    let (within, location) = (settings.attempt_timeout, pool.location());
     let (items, askers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|r| (r.item, (r.alone, r.sent, r.reply))).unzip();
-    let result = match connected {
-        Ok(mut open) if !items.is_empty() => {
-            askers.iter().for_each(|(_, sent, _)| sent.store(true, Ordering::Relaxed));
-            (was_sent, at) = (true, settings.clock.now());
-            let call = AssertUnwindSafe(V::call(open.as_mut(), &items)).catch_unwind();
-            let result = match timeout_at(until, call).await {
-                Ok(Ok(result)) => result.and_then(|outcomes| match outcomes.len() == items.len() {
-                    true => Ok(outcomes),
-                    false => Err(unavailable(format!("{} answers for {}", outcomes.len(), items.len()))),
-                }),
-                Ok(Err(_panic)) => Err(panicked()),
-                Err(_elapsed) => Err(late()),
-            };
-            // After an uncertain end the connection may still be busy with the statement: never use it again.
-            connection = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true).then_some(open);
-            result
-        }
-        Ok(open) => {
-            connection = Some(open);
-            Ok(Vec::new())
-        }
-        Err(error) => Err(error),
+    askers.iter().for_each(|(_, sent, _)| sent.store(true, Ordering::Relaxed));
+    let at = settings.clock.now();
+    let call = timeout(within, AssertUnwindSafe(V::call(lent.connection(), &items)).catch_unwind());
+    let answered = match V::NEED {
+        Need::Urgent => with_spare(call, &pool).await,
+        Need::Patient => call.await,
     };
+    let result = match answered {
+        Ok(Ok(Ok(outcomes))) if outcomes.len() != items.len() => Err(StoreError::Unavailable {
+            location: location.to_owned(),
+            detail: format!("{} answers for {}", outcomes.len(), items.len()),
+        }),
+        Ok(Ok(result)) => result,
+        Ok(Err(_panic)) => Err(StoreError::panicked(location)),
+        Err(_elapsed) => Err(StoreError::silent(location, within)),
+    };
+    // After an uncertain end the connection may still be busy with the statement: never use it again.
+    lent.give_back_after(&result);
     let request = |(item, (alone, sent, reply))| Request { item, alone, sent, reply };
     let batch = items.into_iter().zip(askers).map(request).collect();
-    let sent = Sent { was_sent, at, received_at: settings.clock.now() };
-    Returned { connection, batch, sent, result }
+    let sent = Sent { was_sent: true, at, received_at: settings.clock.now() };
+    Returned { batch, sent, result }
+}
+
+async fn with_spare<T>(call: impl Future<Output = T>, pool: &Pool) -> T {
+    let mut call = pin!(call);
+    match select(&mut call, pin!(sleep(pool.time_to_spare()))).await {
+        Either::Left((answered, _)) => answered,
+        Either::Right(_) => {
+            pool.spare();
+            call.await
+        }
+    }
 }
 
 /// The pause after this many failures: it doubles up to the longest, and is jittered.

@@ -1,34 +1,30 @@
-//! Reading, sweeping, and asking runs to stop: everything that no run depends on, over connections of its own.
+//! Reading, sweeping, and asking runs to stop: everything that no run depends on.
 //!
 //! There are two workers, so that a long list or sweep delays neither a stop nor a look at whether the database is
-//! there. At rest they share one connection: a second is opened when both work at the same time, and closed when it has
-//! not been needed for a while.
+//! there. At rest they share one connection: a second is opened when both work at the same time.
 //!
-//! Whatever is asked may be asked twice. A connection that was idle may have died unnoticed, so that a failure on it says
+//! Whatever is asked may be asked twice. A connection at rest may have died unnoticed, so that a failure on it says
 //! nothing of the database: the same is asked once more on a fresh one, within the same time.
 //!
 //! Requests for single sessions that gather while a statement is in flight go out together in the next.
 
-use std::{cell::Cell, pin::Pin, rc::Rc, time::Duration};
+use std::{cell::Cell, panic::AssertUnwindSafe, pin::Pin, time::Duration};
 
 use futures::{
     FutureExt, StreamExt,
     channel::{mpsc, oneshot},
     stream::Peekable,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use super::pool::{Lent, Need, Pool};
 use crate::{
     error::{Closed, QueryError},
     session::{Holder, Reason, Requester, SessionKey, SessionStatus},
-    store::{Bounds, LeaseConnection, MAX_BATCH, Page, SharedStore, StopOutcome, StopRun, StoreError},
+    store::{LeaseConnection, MAX_BATCH, Page, StopOutcome, StopRun, StoreError},
     watch::Standby,
 };
-
-mod connections;
-
-use connections::Connections;
 
 /// A question and where its answer goes.
 pub(crate) enum Query {
@@ -68,42 +64,36 @@ impl Queries {
 pub(crate) struct QueryLane {
     short: Worker,
     long: Worker,
-    connections: Rc<Connections>,
 }
 
 impl QueryLane {
-    pub(crate) fn new(
-        store: SharedStore,
-        bounds: Bounds,
-        attempt_timeout: Duration,
-        connection: Box<dyn LeaseConnection>,
-    ) -> (Queries, Self) {
-        let connections = Rc::new(Connections::new(store, bounds, attempt_timeout, connection));
-        let worker = || {
+    /// `attempt_timeout`: for one question, however often it is asked, the wait for a connection included.
+    pub(crate) fn new(pool: Pool, attempt_timeout: Duration) -> (Queries, Self) {
+        let worker = |need| {
             let (sender, queries) = mpsc::unbounded();
-            (sender, Worker { connections: connections.clone(), queries: queries.peekable() })
+            (sender, Worker { pool: pool.clone(), need, attempt_timeout, queries: queries.peekable() })
         };
-        let ((short, short_worker), (long, long_worker)) = (worker(), worker());
-        let lane = Self { short: short_worker, long: long_worker, connections: connections.clone() };
-        (Queries { short, long }, lane)
+        // A short question does not wait for the end of a long one.
+        let ((short, short_worker), (long, long_worker)) = (worker(Need::Urgent), worker(Need::Patient));
+        (Queries { short, long }, Self { short: short_worker, long: long_worker })
     }
 
     pub(crate) async fn serve(self, over: CancellationToken) {
-        let Self { short, long, connections } = self;
-        futures::join!(short.serve(&over), long.serve(&over));
-        connections.close().await;
+        futures::join!(self.short.serve(&over), self.long.serve(&over));
     }
 }
 
 /// Answers one query after the other.
 struct Worker {
-    connections: Rc<Connections>,
+    pool: Pool,
+    need: Need,
+    attempt_timeout: Duration,
     queries: Peekable<mpsc::UnboundedReceiver<Query>>,
 }
 
 impl Worker {
     async fn serve(mut self, over: &CancellationToken) {
-        while let Some(Some(query)) = over.run_until_cancelled(self.next()).await {
+        while let Some(Some(query)) = over.run_until_cancelled(self.queries.next()).await {
             match query {
                 query if query.is_unwanted() => {}
                 Query::Inspect(key, reply) => {
@@ -141,16 +131,6 @@ impl Worker {
                 }
             }
         }
-    }
-
-    async fn next(&mut self) -> Option<Query> {
-        while self.connections.has_spare() {
-            match timeout(connections::LINGER, self.queries.next()).await {
-                Ok(next) => return next,
-                Err(_elapsed) => self.connections.close_spare(),
-            }
-        }
-        self.queries.next().await
     }
 
     /// What else has gathered, up to the first query of another kind.
@@ -192,11 +172,46 @@ impl Worker {
         &mut self,
         call: impl AsyncFn(&mut dyn LeaseConnection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let (answer, is_silent) = self.connections.ask(call).await;
-        if let (Err(error), true) = (&answer, is_silent) {
-            self.fail_waiting(error);
+        let until = Instant::now() + self.attempt_timeout;
+        let lent = self.take(until).await?;
+        // So that there is time for a fresh one.
+        let spared = if lent.rested() > MAY_HAVE_DIED { self.attempt_timeout / 3 } else { Duration::ZERO };
+        match self.exchange(lent, &call, until - spared).await {
+            Err(error) if error.is_uncertain() && Instant::now() < until => {
+                tracing::debug!(%error, "asking once more, on a fresh connection");
+                self.pool.forget_idle();
+                let lent = self.take(until).await?;
+                self.exchange(lent, &call, until).await
+            }
+            answered => answered,
         }
-        answer
+        .inspect_err(|error| {
+            if Instant::now() >= until {
+                self.fail_waiting(error);
+            }
+        })
+    }
+
+    async fn take(&self, until: Instant) -> Result<Lent, StoreError> {
+        let taken = timeout_at(until, self.pool.take(self.need)).await;
+        taken.unwrap_or_else(|_elapsed| Err(self.pool.late(self.attempt_timeout)))
+    }
+
+    async fn exchange<T>(
+        &self,
+        mut lent: Lent,
+        call: &impl AsyncFn(&mut dyn LeaseConnection) -> Result<T, StoreError>,
+        until: Instant,
+    ) -> Result<T, StoreError> {
+        let exchange = AssertUnwindSafe(call(lent.connection())).catch_unwind();
+        match timeout_at(until, exchange).await {
+            Ok(Ok(result)) => {
+                lent.give_back_after(&result);
+                result
+            }
+            Ok(Err(_panic)) => Err(StoreError::panicked(self.pool.location())),
+            Err(_elapsed) => Err(StoreError::silent(self.pool.location(), self.attempt_timeout)),
+        }
     }
 
     /// What has gathered behind a statement that got no answer shares its fate, instead of waiting as long again.
@@ -206,6 +221,9 @@ impl Worker {
         }
     }
 }
+
+/// A connection that was at rest for so long may have died without a word, as behind a router that has forgotten it.
+const MAY_HAVE_DIED: Duration = Duration::from_secs(5);
 
 async fn list(connection: &mut dyn LeaseConnection, page: &Page) -> Result<Vec<SessionStatus>, StoreError> {
     let found = connection.list(page).await?;

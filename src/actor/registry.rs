@@ -22,6 +22,7 @@ use crate::{
     actor::{
         acquisition::{Acquired, Acquisition, Orphan, Settled, compensate},
         lane::{Acquiring, LaneAddr},
+        pool::Pool,
         query::Queries,
         run::{Recheck, RunActor, RunFinished, RunLinks},
     },
@@ -63,6 +64,8 @@ pub(crate) struct Links {
     pub(crate) node: NodeId,
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
+    /// The connections that renew and release.
+    pub(crate) means: Vec<Pool>,
     pub(crate) run: RunLinks,
     /// Cancelled when the registry has ended.
     pub(crate) over: CancellationToken,
@@ -168,6 +171,7 @@ impl Registry {
                 ttl: self.links.run.timing.ttl(),
             },
             lane: self.links.acquires.clone(),
+            means: self.links.means.clone(),
             timing: self.links.run.timing,
             deadline: first.deadline,
             location: self.links.location.clone(),

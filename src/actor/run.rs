@@ -69,6 +69,9 @@ pub(crate) struct RunFinished {
     pub(crate) quarantine_until: Option<BootInstant>,
 }
 
+/// A new phase is looked at so long after it was said, with all that was said meanwhile.
+const PHASE_PAUSE: Duration = Duration::from_millis(25);
+
 impl RunActor {
     pub(crate) fn new(
         lease: Lease,
@@ -317,10 +320,19 @@ impl Handler<RunMessage> for RunActor {
                 self.lease.on_work_ended(reason, now);
                 self.bound_the_release(ctx);
             }
-            RunMessage::PhaseChanged => self.lease.on_phase(self.shared.take_new_phase(), now),
+            RunMessage::PhaseChanged => return look_at_the_phase_soon(ctx),
         }
         self.act(ctx);
     }
+}
+
+/// A run may say what it does without pause. Until it is looked at, no other message comes, so that its thread and the
+/// supervisor's do not keep each other busy (invariant I10).
+fn look_at_the_phase_soon(ctx: &mut Context<RunActor>) {
+    ctx.run_later(PHASE_PAUSE, |actor, ctx| {
+        actor.lease.on_phase(actor.shared.take_new_phase(), actor.links.clock.now());
+        actor.act(ctx);
+    });
 }
 
 impl Handler<Recheck> for RunActor {

@@ -192,12 +192,12 @@ fn i6_a_stop_keeps_renewing_until_the_work_has_ended_and_only_then_releases() {
     let mut lease = granted();
     lease.on_stop(EndReason::Shutdown, None, at(1_000));
     assert_eq!(drain(&mut lease), [Action::Cancel(EndReason::Shutdown), Action::Tell(News::Stopping)]);
-    lease.on_timeout(at(1_100));
+    lease.on_timeout(at(1_075));
     let attempt = match drain(&mut lease)[..] {
         [Action::Renew { attempt, stage: Stage::Stopping, .. }] => attempt,
         ref other => panic!("others must see it stopping: {other:?}"),
     };
-    lease.on_renewal(attempt, confirmed(at(1_100)), at(1_110));
+    lease.on_renewal(attempt, confirmed(at(1_075)), at(1_085));
     drain(&mut lease);
     lease.on_work_ended(EndReason::Completed, at(2_000));
     assert!(matches!(drain(&mut lease)[..], [Action::Release { .. }]));
@@ -397,7 +397,7 @@ fn a_phase_rides_on_a_renewal_that_comes_soon_and_again_until_one_is_confirmed()
     let mut lease = granted();
     let phase = Phase::new("waiting for approval").unwrap();
     lease.on_phase(phase.clone(), at(1_000));
-    assert_eq!(lease.poll_timeout(), Some(at(1_100)));
+    assert_eq!(lease.poll_timeout(), Some(at(1_075)));
     for confirm in [false, true] {
         lease.on_timeout(lease.poll_timeout().unwrap());
         let actions = drain(&mut lease);

@@ -436,6 +436,10 @@ impl LeaseConnection for MemoryStore {
         self.execute(|_, _| ()).boxed()
     }
 
+    fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.execute(|_, _| ()).boxed()
+    }
+
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         async {}.boxed()
     }

@@ -52,7 +52,7 @@ use futures::future::BoxFuture;
 
 use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
+    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError, VerbKind,
 };
 use crate::{
     diagnosis::{Finding, Plan},
@@ -293,6 +293,29 @@ impl LeaseConnection for PostgresConnection {
 
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(connect::check(&mut self.session))
+    }
+
+    /// A statement is parsed once per connection. Behind PgBouncer it is parsed each time.
+    fn prepare<'a>(&'a mut self, verbs: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            for verb in verbs {
+                let statements: &[&'static str] = match verb {
+                    VerbKind::Acquire => {
+                        &[include_str!("postgres/acquire.sql"), include_str!("postgres/inspect.sql")]
+                    }
+                    VerbKind::Renew => &[include_str!("postgres/renew.sql")],
+                    VerbKind::Release => &[include_str!("postgres/release.sql")],
+                };
+                for statement in statements {
+                    self.session.prepare(statement).await?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.session.ping())
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {

@@ -11,11 +11,15 @@ use futures::{FutureExt, channel::oneshot, future::BoxFuture};
 use tokio::{runtime, sync::watch, task::LocalSet, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Host, Inner, Supervisor};
+use super::{
+    Host, Inner, Supervisor,
+    connections::{Common, Connections, Pools, bounds},
+};
 use crate::{
     actor::{
         hints::Hints,
         lane::{Lane, LaneSettings},
+        pool::Pool,
         query::QueryLane,
         registry::{Links, Registry},
         run::RunLinks,
@@ -38,6 +42,7 @@ pub struct Builder {
     holder: Option<String>,
     settings: Settings,
     connect_timeout: Duration,
+    connections: Connections,
     hints: bool,
     looking_only: bool,
     clock: SharedClock,
@@ -59,6 +64,7 @@ impl Builder {
             holder: None,
             settings: Settings::default(),
             connect_timeout: Duration::from_secs(5),
+            connections: Connections::default(),
             hints: true,
             looking_only: false,
             clock: Arc::new(SystemClock),
@@ -117,7 +123,10 @@ impl Builder {
         self
     }
 
-    /// How long [`start`](Self::start) waits for the database. Default 5 s.
+    /// How long one attempt to connect may take, at [`start`](Self::start) and later. Default 5 s.
+    ///
+    /// It has nothing to do with the ttl: connections are opened ahead of need, and a statement's time begins when it
+    /// is sent. On a slow line connecting takes about twelve round trips, with TLS and a password.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -156,6 +165,15 @@ impl Builder {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         self.login = Some(store::LoginSource::new(provider));
+        self
+    }
+
+    /// How many connections there are, and what shares them. Default [`Connections::PerVerb`].
+    ///
+    /// They are opened by [`start`](Self::start), or by the first acquire after a quiet minute. A session is granted only
+    /// while those that will renew and release it are open.
+    pub fn connections(mut self, connections: Connections) -> Self {
+        self.connections = connections;
         self
     }
 
@@ -273,6 +291,7 @@ impl Builder {
             store,
             clock: self.clock,
             connect_timeout,
+            connections: self.connections,
             listeners: self.listeners,
             hints: self.hints,
             looking_only: self.looking_only,
@@ -297,6 +316,7 @@ struct Plan {
     store: SharedStore,
     clock: SharedClock,
     connect_timeout: Duration,
+    connections: Connections,
     listeners: Vec<Recipient<RunEvent>>,
     hints: bool,
     looking_only: bool,
@@ -353,13 +373,29 @@ const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
     async fn start(self) -> Result<Started, StartError> {
-        let Self { timing, label, store, clock, connect_timeout, listeners, hints, looking_only } = self;
+        let Self {
+            timing,
+            label,
+            store,
+            clock,
+            connect_timeout,
+            connections,
+            listeners,
+            hints,
+            looking_only,
+        } = self;
         let looked_at: SharedStore =
             if looking_only { Arc::new(OnlyLooking(store.clone())) } else { store.clone() };
-        let querying = bounds(&timing, timing.query_timeout());
-        let connection = first_connection(&looked_at, querying, connect_timeout).await?;
-        let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
         let (over, goodbyes) = (CancellationToken::new(), TaskTracker::new());
+        // Who fails to start, or is not awaited any more, leaves nothing behind.
+        let unless_started = over.clone().drop_guard();
+        let common = Common { store: store.clone(), timing, connect_timeout, goodbyes: goodbyes.clone() };
+        let pools = match looking_only {
+            true => common.pools_to_look(looked_at.clone()),
+            false => connections.pools(&common),
+        };
+        pools.open(&timing, connect_timeout).await?;
+        let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
         for listener in listeners {
             actix_rt::spawn(goodbyes.track_future(forward(
                 events.source().subscribe(),
@@ -367,33 +403,36 @@ impl Plan {
                 over.clone(),
             )));
         }
-        let lane = LaneSettings {
-            store: store.clone(),
+        let lane = |attempt_timeout, main: &Pool, side: &Pool| LaneSettings {
             clock: clock.clone(),
-            attempt_timeout: timing.renew_timeout(),
-            bounds: bounds(&timing, timing.renew_timeout()),
+            attempt_timeout,
             longest_backoff: timing.longest_backoff(),
             step_tolerance: timing.safety_margin() / 4,
-            connections: goodbyes.clone(),
+            goodbyes: goodbyes.clone(),
+            main: main.clone(),
+            side: side.clone(),
         };
-        let attempt_timeout = timing.acquire_attempt_timeout();
-        let acquiring =
-            LaneSettings { attempt_timeout, bounds: bounds(&timing, attempt_timeout), ..lane.clone() };
-        let (queries, query_lane) =
-            QueryLane::new(looked_at.clone(), querying, timing.query_timeout(), connection);
+        let acquiring = lane(timing.acquire_attempt_timeout(), &pools.acquires, &pools.acquires_alone);
+        let renewing = lane(timing.renew_timeout(), &pools.renewals, &pools.renewals_alone);
+        let releasing = lane(timing.renew_timeout(), &pools.releases, &pools.releases_alone);
+        let (queries, query_lane) = QueryLane::new(pools.queries.clone(), timing.query_timeout());
         actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
         let longest = timing.query_timeout().max(connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
         let looking = bounds(&timing, longest);
         let (watching, watcher) = Watcher::new(looked_at, clock.clone(), looking, events.source());
         let (is_busy, busy) = watch::channel(false);
+        let means = pools.means();
+        if connections == Connections::PerVerb {
+            actix_rt::spawn(Pools::rest_when_idle(means.clone(), busy.clone(), over.clone()));
+        }
         let report = Arc::<OnceLock<_>>::default();
         let (run_clock, schema) = (clock.clone(), store.schema_name().into());
         let registry = Registry::create(|ctx: &mut Context<Registry>| {
             let run = RunLinks {
                 timing,
                 clock: run_clock,
-                renewals: Lane::start_with(lane.clone()),
-                releases: Lane::start_with(lane.clone()),
+                renewals: Lane::start_with(renewing),
+                releases: Lane::start_with(releasing),
                 events: events.clone(),
                 registry: ctx.address().recipient(),
                 schema,
@@ -403,6 +442,7 @@ impl Plan {
                 node,
                 location: location.clone(),
                 acquires,
+                means,
                 run,
                 over: over.clone(),
                 goodbyes: goodbyes.clone(),
@@ -410,13 +450,14 @@ impl Plan {
                 is_busy,
                 report: report.clone(),
             };
-            Registry::new(links, CancellationToken::new(), over.clone().drop_guard())
+            Registry::new(links, CancellationToken::new(), unless_started)
         });
         if hints {
             let hints = Hints {
                 store,
                 node,
-                bounds: querying,
+                bounds: bounds(&timing, timing.query_timeout()),
+                connect_timeout,
                 patience: timing.query_timeout(),
                 silence: timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
                 registry: registry.clone(),
@@ -453,11 +494,6 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 const SHORTEST_LOOK: Duration = Duration::from_secs(2);
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
 
-/// What the server may take for one statement; the client's own time-outs come besides.
-fn bounds(timing: &Timing, statement: Duration) -> Bounds {
-    Bounds { statement, lock: timing.lock_timeout().min(statement / 2) }
-}
-
 /// A store whose connections are for looking.
 struct OnlyLooking(SharedStore);
 
@@ -481,13 +517,4 @@ impl LeaseStore for OnlyLooking {
     fn remark(&self) -> Option<String> {
         self.0.remark()
     }
-}
-
-async fn first_connection(
-    store: &SharedStore,
-    bounds: Bounds,
-    within: Duration,
-) -> Result<Box<dyn LeaseConnection>, StoreError> {
-    let connected = timeout(within, store.connect(bounds)).await;
-    connected.unwrap_or_else(|_elapsed| Err(StoreError::silent(store.location(), within)))
 }

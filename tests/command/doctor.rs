@@ -115,7 +115,7 @@ mod on_a_server {
     use super::*;
     use crate::support::{
         pgbouncer::PgBouncer,
-        postgres::{Options, REPLICATION, Server},
+        postgres::{Options, REPLICATION, ROLE, Server},
         postgres_backend::PostgresBackend,
     };
 
@@ -143,6 +143,20 @@ mod on_a_server {
         pooled.assert("synchronous_commit", "warn", "SET synchronous_commit = on");
         pooled.assert("timeouts", "warn", "SET statement_timeout = 3000, SET lock_timeout = 500");
         pooled.assert("pooler", "ok", "leave pgbouncer=true out");
+    }
+
+    #[tokio::test]
+    async fn want_of_connections_is_a_warning_that_names_whose_limit_it_is() {
+        let server = Server::start();
+        let backend = PostgresBackend::start(&server, "").await;
+        let (scene, url, name) = (Scene::new(), backend.url(), backend.database().name());
+        Seen::of(&scene, &url).assert("connections", "ok", "that the server may have are used");
+        backend.execute(&format!("ALTER DATABASE {name} CONNECTION LIMIT 9")).await;
+        Seen::of(&scene, &url).assert("connections", "warn", "ALTER DATABASE … CONNECTION LIMIT");
+        backend.execute(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 7")).await;
+        let seen = Seen::of(&scene, &url);
+        seen.assert("connections", "warn", "ALTER ROLE … CONNECTION LIMIT");
+        assert_eq!(seen.code, 0);
     }
 
     #[tokio::test]

@@ -243,6 +243,8 @@ fn an_unreachable_database_is_a_certain_no_that_leaves_nothing_to_undo() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
         sim.store.set_fault(Fault::Unreachable);
+        // Until its connections have been missed, an acquire may go out over one of them.
+        sim.sleep(supervisor.timing().renew_interval()).await;
         let error = supervisor.acquire(&key("chat")).await.unwrap_err();
         assert!(matches!(error, AcquireError::NotAcquired(_)) && error.is_certain(), "{error:?}");
         sim.store.set_fault(Fault::None);

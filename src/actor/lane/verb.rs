@@ -3,6 +3,7 @@
 use futures::future::BoxFuture;
 
 use crate::{
+    actor::pool::Need,
     session::SessionKey,
     store::{
         Acquire, AcquireOutcome, LeaseConnection, Release, ReleaseOutcome, Renew, RenewOutcome, StoreError,
@@ -13,6 +14,8 @@ use crate::{
 pub(crate) trait Verb: 'static {
     /// For logs.
     const NAME: &'static str;
+    /// How much waits for a connection.
+    const NEED: Need;
     type Item: Unpin + Send + 'static;
     type Outcome: Send + 'static;
 
@@ -33,6 +36,7 @@ pub(crate) enum Releasing {}
 
 impl Verb for Acquiring {
     const NAME: &'static str = "acquire";
+    const NEED: Need = Need::Patient;
     type Item = Acquire;
     type Outcome = AcquireOutcome;
 
@@ -51,6 +55,7 @@ impl Verb for Acquiring {
 
 impl Verb for Renewing {
     const NAME: &'static str = "renew";
+    const NEED: Need = Need::Urgent;
     type Item = Renew;
     type Outcome = RenewOutcome;
 
@@ -69,6 +74,7 @@ impl Verb for Renewing {
 
 impl Verb for Releasing {
     const NAME: &'static str = "release";
+    const NEED: Need = Need::Urgent;
     type Item = Release;
     type Outcome = ReleaseOutcome;
 

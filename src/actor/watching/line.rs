@@ -10,13 +10,11 @@ use std::{
     time::Duration,
 };
 
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Either, select},
-};
+use futures::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, timeout};
 
 use crate::{
+    actor::pool::{Opened, connect},
     clock::{BootInstant, SharedClock},
     session::{Holder, SessionKey},
     store::{Bounds, LeaseConnection, SharedStore, StoreError},
@@ -89,7 +87,7 @@ impl Line {
     }
 
     pub(super) fn connect(&mut self) {
-        let connecting = connect(self.store.clone(), self.bounds);
+        let connecting = open(self.store.clone(), self.bounds);
         self.state = State::Connecting(connecting.boxed());
     }
 
@@ -148,32 +146,14 @@ impl Open {
     }
 }
 
-/// Connects within the time for a statement, however slow the line. The network may have lost the first attempt, and be back: others
-/// are made besides, one at a time.
-async fn connect(store: SharedStore, bounds: Bounds) -> Result<Open, StoreError> {
-    let longest = bounds.statement;
-    let attempt = || open(store.clone(), bounds).boxed();
-    let any = async {
-        let mut first = attempt();
-        if let Ok(opened) = timeout(PATIENCE, &mut first).await {
-            return opened;
-        }
-        loop {
-            match select(first, timeout(PATIENCE, attempt()).boxed()).await {
-                Either::Left((opened, _)) | Either::Right((Ok(opened), _)) => return opened,
-                Either::Right((Err(_elapsed), unanswered)) => first = unanswered,
-            }
-        }
-    };
-    timeout(longest, any).await.unwrap_or_else(|_elapsed| Err(StoreError::silent(store.location(), longest)))
-}
-
+/// Connects within the time for a statement, however slow the line.
 async fn open(store: SharedStore, bounds: Bounds) -> Result<Open, StoreError> {
-    let began = Instant::now();
-    let connecting = AssertUnwindSafe(store.connect(bounds)).catch_unwind();
-    let connection = connecting.await.unwrap_or_else(|_panic| Err(StoreError::panicked(store.location())))?;
+    let longest = bounds.statement;
+    let opened = timeout(longest, connect(store.clone(), bounds, PATIENCE, &[])).await;
+    let Opened { connection, took } =
+        opened.unwrap_or_else(|_elapsed| Err(StoreError::silent(store.location(), longest)))?;
     // It took at least as many round trips as a look does.
-    let patience = (2 * began.elapsed()).clamp(PATIENCE, bounds.statement);
+    let patience = (2 * took).clamp(PATIENCE, longest);
     Ok(Open { connection, patience })
 }
 

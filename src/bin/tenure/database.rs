@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tenure::{Builder, SessionKey, StoreError, Supervisor, printable, store};
+use tenure::{Builder, Connections, SessionKey, StoreError, Supervisor, printable, store};
 
 use crate::{
     cli::{Global, Session},
@@ -35,7 +35,7 @@ impl Database {
     /// For a command that may create what is not there.
     pub(crate) fn writing(&self) -> Result<Builder, Failure> {
         self.make_directory()?;
-        Ok(Supervisor::builder(&self.url))
+        Ok(builder(&self.url))
     }
 
     /// Makes the directory of the embedded default, and of no other file.
@@ -51,7 +51,7 @@ impl Database {
 
     /// For a command that only looks: `None` when there is no such file, which is then not created.
     pub(crate) fn looking(&self) -> Result<Option<Builder>, Failure> {
-        Ok(self.is_there()?.then(|| Supervisor::builder(&self.url).looking_only()))
+        Ok(self.is_there()?.then(|| builder(&self.url).looking_only()))
     }
 
     /// For a command that changes what is there, and creates nothing: `None` when there is no such file.
@@ -61,7 +61,7 @@ impl Database {
             true => format!("{}?mode=rw", self.url),
             false => self.url.clone(),
         };
-        Ok(self.is_there()?.then(|| Supervisor::builder(url)))
+        Ok(self.is_there()?.then(|| builder(&url)))
     }
 
     fn is_there(&self) -> Result<bool, Failure> {
@@ -111,6 +111,11 @@ fn warn(global: &Global, url: &str) {
     if let Some(remark) = store::open(url).ok().and_then(|store| store.remark()).filter(|_| is_heard) {
         show::complain(format_args!("warning: {remark}"));
     }
+}
+
+/// One connection is enough for one run, and many such commands may share a database.
+fn builder(url: &str) -> Builder {
+    Supervisor::builder(url).connections(Connections::Shared)
 }
 
 /// `sqlite://$XDG_STATE_HOME/tenure/tenure.db`.

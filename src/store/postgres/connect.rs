@@ -4,12 +4,19 @@
 //! server whether it takes writes.
 
 use std::{
+    future::pending,
+    pin::pin,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use futures::{
+    StreamExt as _,
+    future::{Either, select},
+    stream::FuturesUnordered,
+};
 use sqlx::{ConnectOptions as _, PgConnection};
-use tokio::time::{Instant, timeout};
+use tokio::time::sleep;
 
 use super::{
     fault, schema,
@@ -62,7 +69,7 @@ enum Purpose {
     Migrate,
 }
 
-/// Visits one server after the other, until one will do. What one server refuses for certain (a password, say), another may grant: the
+/// Visits one server after the other, until one will do; one that is silent is visited on beside the next. What one server refuses for certain (a password, say), another may grant: the
 /// refused one may have been fenced off after a failover.
 pub(super) async fn search<'a, T, V>(
     target: &'a Target,
@@ -78,28 +85,55 @@ where
         // Whoever asks bounds the whole.
         return visit(only).await;
     }
-    let until = Instant::now() + time_to_connect(bounds);
+    let share = share(bounds, servers.len());
+    let (mut servers, mut visits) = (servers.into_iter(), FuturesUnordered::new());
     let mut refusals = Vec::new();
-    for (left, server) in (1..=servers.len() as u32).rev().zip(servers) {
-        let share = until.saturating_duration_since(Instant::now()) / left;
-        match timeout(share, visit(server)).await {
-            Ok(Ok(found)) => {
+    while let Some(server) = servers.next() {
+        let visit = visit(server);
+        visits.push(async move { (server, visit.await) });
+        // The last one is waited for as long as whoever asks does.
+        let share = async {
+            match servers.len() {
+                0 => pending().await,
+                _ => sleep(share).await,
+            }
+        };
+        let mut share = pin!(share);
+        loop {
+            match select(visits.next(), &mut share).await {
+                Either::Left((Some((server, Ok(found))), _)) => {
+                    server.turn.prefer();
+                    return Ok(found);
+                }
+                Either::Left((Some((refused, Err(refusal))), _)) => {
+                    refusals.push((refused, refusal));
+                    if std::ptr::eq(refused, server) {
+                        break;
+                    }
+                }
+                Either::Left((None, _)) => break,
+                Either::Right(_) => {
+                    server.turn.pass_over();
+                    break;
+                }
+            }
+        }
+    }
+    while let Some((server, visited)) = visits.next().await {
+        match visited {
+            Ok(found) => {
                 server.turn.prefer();
                 return Ok(found);
             }
-            Ok(Err(refusal)) => refusals.push((server, refusal)),
-            Err(_elapsed) => {
-                server.turn.pass_over();
-                refusals.push((server, StoreError::silent(&server.location, share)));
-            }
+            Err(refusal) => refusals.push((server, refusal)),
         }
     }
     Err(nobody(target, &refusals))
 }
 
-/// Of the time that a statement may take, the last quarter is left to the statement itself.
-fn time_to_connect(bounds: Bounds) -> Duration {
-    (bounds.statement * 3 / 4).min(Duration::from_secs(10))
+/// How long a server may be silent until the next one is visited besides: it may be gone, or the line be slow.
+fn share(bounds: Bounds, servers: usize) -> Duration {
+    (bounds.statement * 3 / 4).min(Duration::from_secs(10)) / servers.try_into().unwrap_or(u32::MAX)
 }
 
 async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Session, StoreError> {

@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod judge;
+mod room;
 
 /// All findings about the server that leases would be asked of, and what the others are.
 pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>, StoreError> {
@@ -52,6 +53,8 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
     }
     let settings = examine_settings(&mut visit, target).await;
     findings.extend(or_failure("settings", settings));
+    let connections = examine_connections(&mut visit).await;
+    findings.extend(or_failure("connections", connections.map(|finding| vec![finding])));
     let pooler = examine_pooler(&mut visit).await;
     findings.extend(or_failure("pooler", pooler.map(|finding| vec![finding])));
     if has_schema {
@@ -180,6 +183,11 @@ async fn measure_commits(visit: &mut Visit<'_>) -> Finding {
 async fn examine_settings(visit: &mut Visit<'_>, target: &Target) -> Result<Vec<Finding>, StoreError> {
     let settings = visit.row(include_str!("examine/settings.sql")).await?;
     judge::settings(visit, &settings, target)
+}
+
+async fn examine_connections(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
+    let connections = visit.row(include_str!("examine/connections.sql")).await?;
+    room::connections(visit, &connections)
 }
 
 async fn examine_table(visit: &mut Visit<'_>) -> Result<Vec<Finding>, StoreError> {

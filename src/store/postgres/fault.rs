@@ -19,6 +19,11 @@ pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; G
 pub(super) const GRANTS_TO_LOOK: &str = "to look, the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON \
     tenure.migration, tenure.session_lease";
 
+/// What to do where no connection is left: for the server, for the role or for the database.
+const SLOTS: &str = "no connection is left: end some that are idle, raise max_connections, the role's limit (ALTER \
+    ROLE … CONNECTION LIMIT) or the database's (ALTER DATABASE … CONNECTION LIMIT), or put a PgBouncer in between; \
+    `tenure doctor` shows what is used";
+
 /// Serialization failure and deadlock: the same statement, sent again, may well succeed.
 pub(super) fn is_retried(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("40001" | "40P01"))
@@ -61,6 +66,7 @@ pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) 
                 "{location} is a proxy that takes no options ({detail}); remove `options` from the URL, and PGOPTIONS"
             ),
         },
+        Some("53300") => StoreError::Unavailable { location, detail: format!("{detail}; {SLOTS}") },
         Some(_) => on_use(error, &server.location, &server.naming),
         None if matches!(error, Error::Configuration(_)) => StoreError::Url { detail },
         None => StoreError::Unavailable { location, detail },

@@ -315,6 +315,22 @@ impl Session {
         rows.into_iter().next().ok_or_else(|| self.unavailable("it answered without a row"))
     }
 
+    /// Has a statement parsed, unless each is parsed anew.
+    pub(super) async fn prepare(&mut self, sql: &'static str) -> Result<(), StoreError> {
+        if self.pooled {
+            return Ok(());
+        }
+        let prepared = (&mut self.connection).prepare(self.naming.sql(sql)).await;
+        prepared.map(drop).map_err(|error| fault::on_use(error, &self.location, &self.naming))
+    }
+
+    /// One round trip, and none of a statement. If the future is dropped, the driver reads the answer before that of
+    /// the next statement.
+    pub(super) async fn ping(&mut self) -> Result<(), StoreError> {
+        let answered = self.connection.ping().await;
+        answered.map_err(|error| fault::on_use(error, &self.location, &self.naming))
+    }
+
     /// A column of an answer.
     pub(super) fn read<'r, T>(&self, row: &'r PgRow, column: &'static str) -> Result<T, StoreError>
     where

@@ -1,0 +1,519 @@
+//! Connections that are open before they are needed (invariant I11).
+//!
+//! A pool opens its connection ahead of need, in a task of its own and within a time-out of its own, so that no
+//! statement's time goes into connecting. A connection at rest is asked for a sign of life now and then: when it is
+//! lost, its successor is opened at once, not when the next statement wants it. Where the one connection is busy or
+//! silent while something urgent waits, a spare one is opened besides, and kept for a while.
+//!
+//! All of it lives on the supervisor's thread.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    future::poll_fn,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    channel::oneshot,
+    future::{BoxFuture, Either, select},
+};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
+
+use super::lane::backoff;
+use crate::store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind};
+
+mod opening;
+
+pub(crate) use opening::{Opened, connect};
+
+/// Connections for one purpose, or for all. Clones share them; when the last is dropped, they are closed.
+#[derive(Clone)]
+pub(crate) struct Pool {
+    inner: Rc<Inner>,
+    /// `None` in the pool's own tasks, which keep nothing open.
+    _users: Option<Rc<DropGuard>>,
+}
+
+struct Inner {
+    plan: PoolPlan,
+    state: RefCell<State>,
+    /// For those who wait for a connection.
+    changed: Notify,
+    /// Nobody uses it any more.
+    over: CancellationToken,
+}
+
+/// How a pool opens and keeps its connections.
+#[derive(Clone)]
+pub(crate) struct PoolPlan {
+    pub(crate) store: SharedStore,
+    /// What the server may take for one statement.
+    pub(crate) bounds: Bounds,
+    /// What each connection is made ready for.
+    pub(crate) verbs: &'static [VerbKind],
+    /// How many are kept open: at least so many, unless the pool rests.
+    pub(crate) kept: usize,
+    /// How many there are at most, spare ones included.
+    pub(crate) most: usize,
+    /// For one attempt to connect.
+    pub(crate) connect_timeout: Duration,
+    /// How long an attempt may be silent until another is made besides, and a sign of life may take.
+    pub(crate) patience: Duration,
+    pub(crate) longest_backoff: Duration,
+    /// How often a connection at rest is asked for a sign of life.
+    pub(crate) check_interval: Duration,
+    /// Keeps the thread until the connections have said goodbye.
+    pub(crate) goodbyes: TaskTracker,
+}
+
+#[derive(Default)]
+struct State {
+    /// The one that was used last comes last.
+    idle: VecDeque<Idle>,
+    lent: usize,
+    is_opening: bool,
+    is_resting: bool,
+    /// Connecting takes so long that a lost connection could not be replaced in time: a spare one is kept.
+    is_slow: bool,
+    waiting: usize,
+    /// Attempts to connect that have failed: in a row, and ever.
+    failures: u32,
+    failed: u64,
+    last_error: Option<StoreError>,
+    not_before: Option<Instant>,
+    minder: Option<Waker>,
+}
+
+/// A connection at rest.
+struct Idle {
+    minded: BoxFuture<'static, Minded>,
+    wanted: oneshot::Sender<()>,
+    since: Instant,
+}
+
+/// A connection at rest, after its rest.
+enum Minded {
+    Wanted(Box<dyn LeaseConnection>),
+    Lost(StoreError),
+}
+
+/// How much waits for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// It has its turn.
+    Patient,
+    /// A lease depends on it: another connection is opened if none comes free soon.
+    Urgent,
+}
+
+/// An attempt to connect that has been silent for so long gets company, so that a database that is back is noticed soon.
+const LONGEST_SILENCE: Duration = Duration::from_millis(1_200);
+/// A spare connection is kept for so long after its last use.
+const LINGER: Duration = Duration::from_secs(30);
+/// After a certain refusal, of a log-in say, the next attempt is not made sooner.
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(500);
+
+impl Pool {
+    /// Opens nothing yet.
+    pub(crate) fn new(plan: PoolPlan) -> Self {
+        let (goodbyes, over) = (plan.goodbyes.clone(), CancellationToken::new());
+        let users = Some(Rc::new(over.clone().drop_guard()));
+        let inner = Inner { plan, state: RefCell::default(), changed: Notify::new(), over };
+        let pool = Self { inner: Rc::new(inner), _users: users };
+        actix_rt::spawn(goodbyes.track_future(pool.own().mind()));
+        pool
+    }
+
+    /// For a task of the pool itself.
+    fn own(&self) -> Self {
+        Self { inner: self.inner.clone(), _users: None }
+    }
+
+    /// Opens what is to be kept open.
+    pub(crate) fn wake(&self) {
+        self.inner.state.borrow_mut().is_resting = false;
+        self.keep();
+    }
+
+    /// Closes what is not in use, until it is needed again.
+    pub(crate) fn rest(&self) {
+        self.inner.state.borrow_mut().is_resting = true;
+        self.trim(Duration::ZERO);
+    }
+
+    /// Waits until a connection is open, in use or not.
+    ///
+    /// # Errors
+    /// Why the last attempt to open one has failed; further ones are made.
+    pub(crate) async fn ready(&self) -> Result<(), StoreError> {
+        self.wake();
+        self.wait(Need::Patient, |pool| (pool.open() > 0).then_some(())).await
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// As [`ready`](Self::ready).
+    ///
+    /// # Cancel safety
+    /// Dropping the future takes nothing.
+    pub(crate) async fn take(&self, need: Need) -> Result<Lent, StoreError> {
+        self.wait(need, Self::try_take).await
+    }
+
+    /// The connection that is free.
+    pub(crate) fn try_take(&self) -> Option<Lent> {
+        loop {
+            let idle = self.inner.state.borrow_mut().idle.pop_back()?;
+            let rested = idle.since.elapsed();
+            match idle.end() {
+                Minded::Wanted(connection) => {
+                    self.inner.state.borrow_mut().lent += 1;
+                    return Some(Lent { connection: Some(connection), rested, pool: self.clone() });
+                }
+                Minded::Lost(_) => self.keep(),
+            }
+        }
+    }
+
+    /// Gives up the connections at rest, as one that was used has turned out to be dead: they may have died with it.
+    pub(crate) fn forget_idle(&self) {
+        let forgotten = std::mem::take(&mut self.inner.state.borrow_mut().idle);
+        drop(forgotten);
+        self.keep();
+    }
+
+    /// Opens a spare connection, unless there are as many as there may be: the one in use may be lost.
+    pub(crate) fn spare(&self) {
+        if self.inner.state.borrow().idle.is_empty() && self.open() < self.inner.plan.most {
+            self.begin_to_open();
+        }
+    }
+
+    /// How long the one in use may be busy or silent until there is a spare one.
+    pub(crate) fn time_to_spare(&self) -> Duration {
+        (self.inner.plan.patience / 4).min(LONGEST_TIME_TO_SPARE)
+    }
+
+    pub(crate) fn location(&self) -> &str {
+        self.inner.plan.store.location()
+    }
+
+    /// Waits for the spare connection as well, where one is kept.
+    pub(crate) async fn ready_with_spare(&self) -> Result<(), StoreError> {
+        self.wait(Need::Patient, |pool| (pool.open() >= pool.kept()).then_some(())).await
+    }
+
+    /// Whether it keeps a connection open while nobody asks for one.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.inner.plan.kept > 0
+    }
+
+    /// How many are kept open now.
+    fn kept(&self) -> usize {
+        let (state, plan) = (self.inner.state.borrow(), &self.inner.plan);
+        match plan.kept {
+            _ if state.is_resting => 0,
+            kept @ 1.. if state.is_slow => (kept + 1).min(plan.most),
+            kept => kept,
+        }
+    }
+
+    fn open(&self) -> usize {
+        let state = self.inner.state.borrow();
+        state.idle.len() + state.lent
+    }
+
+    async fn wait<T>(&self, need: Need, mut take: impl FnMut(&Self) -> Option<T>) -> Result<T, StoreError> {
+        let failed = self.inner.state.borrow().failed;
+        let _waiting = Waiting::begin(self);
+        let mut soon = pin!(sleep(self.time_to_spare()));
+        let mut is_spare_due = need == Need::Urgent;
+        loop {
+            let changed = pin!(self.inner.changed.notified());
+            if let Some(taken) = take(self) {
+                return Ok(taken);
+            }
+            if self.inner.over.is_cancelled() {
+                return Err(self.unavailable("the supervisor has ended"));
+            }
+            if self.open() == 0
+                && let Some(error) = self.failed_since(failed)
+            {
+                return Err(error);
+            }
+            match is_spare_due {
+                false => changed.await,
+                true => match select(changed, &mut soon).await {
+                    Either::Left(_) => {}
+                    Either::Right(_) => {
+                        is_spare_due = false;
+                        self.spare();
+                    }
+                },
+            }
+        }
+    }
+
+    fn failed_since(&self, failed: u64) -> Option<StoreError> {
+        let state = self.inner.state.borrow();
+        state.last_error.clone().filter(|_| state.failed > failed)
+    }
+
+    /// Why there is no connection: for whoever has waited long enough.
+    pub(crate) fn late(&self, within: Duration) -> StoreError {
+        match &self.inner.state.borrow().last_error {
+            Some(error) => error.clone(),
+            None => StoreError::silent(self.location(), within),
+        }
+    }
+
+    fn unavailable(&self, detail: &str) -> StoreError {
+        StoreError::Unavailable { location: self.location().to_owned(), detail: detail.to_owned() }
+    }
+
+    /// Opens a connection if there are fewer than are to be kept, or none and somebody waits.
+    fn keep(&self) {
+        let waiting = self.inner.state.borrow().waiting;
+        if self.open() < self.kept().max(waiting.min(1)) {
+            self.begin_to_open();
+        }
+    }
+
+    /// One at a time.
+    fn begin_to_open(&self) {
+        if self.inner.over.is_cancelled()
+            || std::mem::replace(&mut self.inner.state.borrow_mut().is_opening, true)
+        {
+            return;
+        }
+        let pool = self.own();
+        actix_rt::spawn(async move {
+            let over = pool.inner.over.clone();
+            let opened = over.run_until_cancelled(pool.open_one()).await;
+            pool.inner.state.borrow_mut().is_opening = false;
+            match opened {
+                Some(Ok(Opened { connection, took })) => {
+                    pool.inner.state.borrow_mut().is_slow = took > 2 * pool.inner.plan.patience;
+                    pool.put(connection);
+                }
+                Some(Err(error)) => pool.note_failure(error),
+                None => {}
+            }
+            pool.keep();
+        });
+    }
+
+    async fn open_one(&self) -> Result<Opened, StoreError> {
+        let plan = &self.inner.plan;
+        let not_before = self.inner.state.borrow_mut().not_before.take();
+        if let Some(at) = not_before {
+            sleep_until(at).await;
+        }
+        let patience = plan.patience.min(LONGEST_SILENCE);
+        let connected = connect(plan.store.clone(), plan.bounds, patience, plan.verbs);
+        match timeout(plan.connect_timeout, connected).await {
+            Ok(connected) => connected,
+            Err(_elapsed) => Err(StoreError::silent(self.location(), plan.connect_timeout)),
+        }
+    }
+
+    fn note_failure(&self, error: StoreError) {
+        tracing::debug!(%error, "no connection");
+        let mut state = self.inner.state.borrow_mut();
+        state.failures = state.failures.saturating_add(1);
+        state.failed += 1;
+        let pause = backoff(state.failures, self.inner.plan.longest_backoff);
+        let pause = if error.is_transient() { pause } else { pause.max(PAUSE_AFTER_REFUSAL) };
+        state.not_before = Some(Instant::now() + pause);
+        state.last_error = Some(error);
+        drop(state);
+        self.inner.changed.notify_waiters();
+    }
+
+    fn put(&self, connection: Box<dyn LeaseConnection>) {
+        let idle = Idle::begin(connection, &self.inner.plan);
+        let mut state = self.inner.state.borrow_mut();
+        (state.failures, state.last_error) = (0, None);
+        state.idle.push_back(idle);
+        let minder = state.minder.take();
+        drop(state);
+        if let Some(minder) = minder {
+            minder.wake();
+        }
+        self.inner.changed.notify_waiters();
+    }
+
+    /// Minds the connections at rest until nobody uses the pool any more, then closes them.
+    async fn mind(self) {
+        let over = self.inner.over.clone();
+        loop {
+            let lost = poll_fn(|cx| self.poll_idle(cx));
+            match over.run_until_cancelled(timeout(LINGER, lost)).await {
+                Some(Ok(error)) => {
+                    tracing::debug!(%error, "a connection at rest was lost");
+                    self.keep();
+                }
+                Some(Err(_elapsed)) => {}
+                None => break,
+            }
+            self.trim(LINGER);
+        }
+        self.inner.changed.notify_waiters();
+        let idle = std::mem::take(&mut self.inner.state.borrow_mut().idle);
+        futures::future::join_all(idle.into_iter().map(Idle::close)).await;
+    }
+
+    fn poll_idle(&self, cx: &mut Context<'_>) -> Poll<StoreError> {
+        let mut state = self.inner.state.borrow_mut();
+        for at in 0..state.idle.len() {
+            if let Poll::Ready(minded) = state.idle[at].minded.poll_unpin(cx) {
+                state.idle.remove(at);
+                if let Minded::Lost(error) = minded {
+                    return Poll::Ready(error);
+                }
+            }
+        }
+        state.minder = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Closes connections that have been at rest for so long, but those that are kept.
+    fn trim(&self, longest: Duration) {
+        let kept = self.kept();
+        let mut state = self.inner.state.borrow_mut();
+        while state.idle.len() + state.lent > kept
+            && state.idle.front().is_some_and(|idle| idle.since.elapsed() >= longest)
+            && let Some(idle) = state.idle.pop_front()
+        {
+            actix_rt::spawn(self.inner.plan.goodbyes.track_future(idle.close()));
+        }
+    }
+}
+
+/// Short enough that what waits still has most of its time.
+const LONGEST_TIME_TO_SPARE: Duration = Duration::from_millis(250);
+
+impl Idle {
+    fn begin(connection: Box<dyn LeaseConnection>, plan: &PoolPlan) -> Self {
+        let (wanted, is_wanted) = oneshot::channel();
+        let (every, patience) = (plan.check_interval, plan.patience);
+        let location = plan.store.location().to_owned();
+        let minded = mind(connection, is_wanted, every, patience, location).boxed();
+        Self { minded, wanted, since: Instant::now() }
+    }
+
+    fn end(self) -> Minded {
+        let _ = self.wanted.send(());
+        let lost = || Minded::Lost(StoreError::panicked("at rest"));
+        self.minded.now_or_never().unwrap_or_else(lost)
+    }
+
+    async fn close(self) {
+        if let Minded::Wanted(connection) = self.end() {
+            connection.close().await;
+        }
+    }
+}
+
+/// Asks for signs of life until the connection is wanted, or lost. What is wanted is given at once: a sign of life
+/// that is awaited may be left unread.
+async fn mind(
+    mut connection: Box<dyn LeaseConnection>,
+    mut is_wanted: oneshot::Receiver<()>,
+    every: Duration,
+    patience: Duration,
+    location: String,
+) -> Minded {
+    loop {
+        let sign = async {
+            sleep(every).await;
+            timeout(patience, AssertUnwindSafe(connection.ping()).catch_unwind()).await
+        };
+        let sign = match select(&mut is_wanted, pin!(sign)).await {
+            Either::Left(_) => None,
+            Either::Right((sign, _)) => Some(sign),
+        };
+        match sign {
+            None => return Minded::Wanted(connection),
+            Some(Ok(Ok(Ok(())))) => {}
+            Some(Ok(Ok(Err(error)))) => return Minded::Lost(error),
+            Some(Ok(Err(_panic))) => return Minded::Lost(StoreError::panicked(&location)),
+            Some(Err(_elapsed)) => return Minded::Lost(StoreError::silent(&location, patience)),
+        }
+    }
+}
+
+/// Somebody waits, for as long as this lives.
+struct Waiting<'a>(&'a Pool);
+
+impl<'a> Waiting<'a> {
+    fn begin(pool: &'a Pool) -> Self {
+        pool.inner.state.borrow_mut().waiting += 1;
+        pool.keep();
+        Self(pool)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.inner.state.borrow_mut().waiting -= 1;
+    }
+}
+
+/// A connection in use. Dropped, it is given up, and its successor opened: it may be busy still with what was asked.
+pub(crate) struct Lent {
+    connection: Option<Box<dyn LeaseConnection>>,
+    rested: Duration,
+    pool: Pool,
+}
+
+impl Lent {
+    pub(crate) fn connection(&mut self) -> &mut dyn LeaseConnection {
+        self.connection.as_mut().expect("there is one until it is given back").as_mut()
+    }
+
+    /// How long it had been at rest when it was lent.
+    pub(crate) fn rested(&self) -> Duration {
+        self.rested
+    }
+
+    /// It can be used again.
+    pub(crate) fn give_back(mut self) {
+        if let Some(connection) = self.connection.take() {
+            if self.pool.inner.over.is_cancelled() {
+                actix_rt::spawn(self.pool.inner.plan.goodbyes.track_future(connection.close()));
+            } else {
+                self.pool.put(connection);
+            }
+        }
+    }
+
+    /// Gives it back if it can be used again after this result.
+    pub(crate) fn give_back_after<T>(self, result: &Result<T, StoreError>) {
+        if !result.as_ref().is_err_and(StoreError::is_uncertain) {
+            self.give_back();
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.pool.inner.state.borrow_mut().lent -= 1;
+        self.pool.keep();
+        self.pool.inner.changed.notify_waiters();
+    }
+}

@@ -1,0 +1,50 @@
+//! Opening one connection, however slow the line.
+
+use std::{panic::AssertUnwindSafe, time::Duration};
+
+use futures::{
+    FutureExt,
+    future::{Either, select},
+};
+use tokio::time::{Instant, timeout};
+
+use crate::store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind};
+
+/// A connection, and how long it took to open it.
+pub(crate) struct Opened {
+    pub(crate) connection: Box<dyn LeaseConnection>,
+    pub(crate) took: Duration,
+}
+
+/// Connects, and makes ready for these verbs. The network may have lost the first attempt, and be back: others are
+/// made besides, one at a time, each as soon as the one before was silent for the patience there is. The first is
+/// never given up for being slow. Whoever asks bounds the whole.
+pub(crate) async fn connect(
+    store: SharedStore,
+    bounds: Bounds,
+    patience: Duration,
+    verbs: &'static [VerbKind],
+) -> Result<Opened, StoreError> {
+    let attempt = || Box::pin(open(store.clone(), bounds, verbs));
+    let mut first = attempt();
+    if let Ok(opened) = timeout(patience, &mut first).await {
+        return opened;
+    }
+    loop {
+        match select(first, Box::pin(timeout(patience, attempt()))).await {
+            Either::Left((opened, _)) | Either::Right((Ok(opened), _)) => return opened,
+            Either::Right((Err(_elapsed), unanswered)) => first = unanswered,
+        }
+    }
+}
+
+async fn open(store: SharedStore, bounds: Bounds, verbs: &'static [VerbKind]) -> Result<Opened, StoreError> {
+    let began = Instant::now();
+    let opening = async {
+        let mut connection = store.connect(bounds).await?;
+        connection.prepare(verbs).await?;
+        Ok(Opened { connection, took: began.elapsed() })
+    };
+    let opened = AssertUnwindSafe(opening).catch_unwind().await;
+    opened.unwrap_or_else(|_panic| Err(StoreError::panicked(store.location())))
+}

@@ -1,0 +1,235 @@
+//! How many connections a supervisor has, and which share what.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    actor::pool::{Need, Pool, PoolPlan},
+    config::Timing,
+    error::StartError,
+    store::{Bounds, SharedStore, StoreError, VerbKind},
+};
+
+/// How many connections a supervisor takes for its statements; see
+/// [`LeaseSupervisorBuilder::connections`](crate::Builder::connections).
+///
+/// | while … | `PerVerb` | `Shared` |
+/// |---|---|---|
+/// | there is a session, or was within the last minute | 4 | 1 |
+/// | there has been none for a minute | 1 | 1 |
+/// | connecting takes longer than two renewals may | 7 | 2 |
+/// | a statement is silent, a row locked, or a connection lost | up to 10 | up to 3 |
+///
+/// Besides them, on PostgreSQL, [hints](crate::Builder::hints) take one while there is a session, and
+/// [watching](crate::Supervisor::watch) takes one from when somebody first watches. The pool of the application is never
+/// used: what exhausts it would stop renewals with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Connections {
+    /// One each to acquire, renew, release, and look. For servers with many runs.
+    ///
+    /// Nothing waits for anything of another kind, and a renewal for nothing but an earlier batch of renewals.
+    #[default]
+    PerVerb,
+    /// One for all. For a process with a run or a few, when there are many such processes.
+    ///
+    /// Renewals are still not starved: when one is due, or a release, and the connection is busy or silent for longer
+    /// than a quarter of `renew_timeout` (250 ms at most), a second one is opened besides, while there is time for three
+    /// attempts. It is closed when it has not been used for 30 s.
+    Shared,
+}
+
+/// The pools of a supervisor. In [`Connections::Shared`] all are the same.
+pub(super) struct Pools {
+    pub(super) queries: Pool,
+    pub(super) acquires: Pool,
+    pub(super) renewals: Pool,
+    pub(super) releases: Pool,
+    /// For what goes one by one: nothing is kept open.
+    pub(super) acquires_alone: Pool,
+    pub(super) renewals_alone: Pool,
+    pub(super) releases_alone: Pool,
+}
+
+/// What all pools of a supervisor have in common.
+pub(super) struct Common {
+    pub(super) store: SharedStore,
+    pub(super) timing: Timing,
+    pub(super) connect_timeout: Duration,
+    pub(super) goodbyes: TaskTracker,
+}
+
+/// Connections that no session has needed for so long are closed.
+const REST_AFTER: Duration = Duration::from_secs(60);
+/// What a round trip may take of the time for a renewal: the rest is for the database, and for chance.
+const MARGIN: f64 = 1.15;
+/// One round trip may have been slow for another reason than the line.
+const TRIPS: usize = 5;
+
+impl Connections {
+    pub(super) fn pools(self, common: &Common) -> Pools {
+        match self {
+            Self::PerVerb => {
+                let renewing = common.timing.renew_timeout();
+                let acquiring = common.timing.acquire_attempt_timeout();
+                let one = |statement, verbs| common.pool(statement, verbs, 1, 2);
+                let alone = |statement, verbs| common.pool(statement, verbs, 0, 1);
+                Pools {
+                    queries: common.pool(common.timing.query_timeout(), &[], 1, 2),
+                    acquires: one(acquiring, &[VerbKind::Acquire]),
+                    renewals: one(renewing, &[VerbKind::Renew]),
+                    releases: one(renewing, &[VerbKind::Release]),
+                    acquires_alone: alone(acquiring, &[VerbKind::Acquire]),
+                    renewals_alone: alone(renewing, &[VerbKind::Renew]),
+                    releases_alone: alone(renewing, &[VerbKind::Release]),
+                }
+            }
+            Self::Shared => {
+                // The server bounds all statements alike; each verb's own time-out comes besides.
+                let longest = common.timing.query_timeout().max(common.timing.acquire_attempt_timeout());
+                let all = &[VerbKind::Acquire, VerbKind::Renew, VerbKind::Release];
+                let pool = || common.pool(longest, all, 1, 3);
+                let all = pool();
+                Pools {
+                    queries: all.clone(),
+                    acquires: all.clone(),
+                    renewals: all.clone(),
+                    releases: all.clone(),
+                    acquires_alone: all.clone(),
+                    renewals_alone: all.clone(),
+                    releases_alone: all,
+                }
+            }
+        }
+    }
+}
+
+impl Common {
+    /// For who only looks: what writes is opened when it is asked for.
+    pub(super) fn pools_to_look(&self, looked_at: SharedStore) -> Pools {
+        let statement = self.timing.acquire_attempt_timeout();
+        let writes = || self.pool(statement, &[], 0, 2);
+        let (acquires, renewals, releases) = (writes(), writes(), writes());
+        Pools {
+            queries: self.pool_of(looked_at, self.timing.query_timeout(), &[], 1, 2),
+            acquires_alone: acquires.clone(),
+            renewals_alone: renewals.clone(),
+            releases_alone: releases.clone(),
+            acquires,
+            renewals,
+            releases,
+        }
+    }
+
+    fn pool(&self, statement: Duration, verbs: &'static [VerbKind], kept: usize, most: usize) -> Pool {
+        self.pool_of(self.store.clone(), statement, verbs, kept, most)
+    }
+
+    fn pool_of(
+        &self,
+        store: SharedStore,
+        statement: Duration,
+        verbs: &'static [VerbKind],
+        kept: usize,
+        most: usize,
+    ) -> Pool {
+        let plan = PoolPlan {
+            store,
+            bounds: bounds(&self.timing, statement),
+            verbs,
+            kept,
+            most,
+            connect_timeout: self.connect_timeout,
+            patience: self.timing.renew_timeout(),
+            longest_backoff: self.timing.longest_backoff(),
+            // Twice between two renewals, and not when one is due.
+            check_interval: (self.timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK),
+            goodbyes: self.goodbyes.clone(),
+        };
+        Pool::new(plan)
+    }
+}
+
+/// How often a connection at rest is asked for a sign of life.
+const SHORTEST_CHECK: Duration = Duration::from_millis(200);
+const LONGEST_CHECK: Duration = Duration::from_secs(5);
+
+impl Pools {
+    /// Opens the first connection, and then the others at once: a database that is to be created is created once.
+    pub(super) async fn open(&self, timing: &Timing, within: Duration) -> Result<(), StartError> {
+        opened(&self.queries, within).await?;
+        check_line(&self.queries, timing).await?;
+        let others =
+            [&self.acquires, &self.renewals, &self.releases].into_iter().filter(|pool| pool.is_kept());
+        let others: Vec<_> = others.collect();
+        futures::future::try_join_all(others.iter().map(|pool| opened(pool, within))).await?;
+        // Without spare ones runs can do, if nothing is lost.
+        let spare = others.iter().map(|pool| timeout(within, pool.ready_with_spare()));
+        futures::future::join_all(spare).await;
+        Ok(())
+    }
+
+    /// The connections without which no session is granted.
+    pub(super) fn means(&self) -> Vec<Pool> {
+        vec![self.acquires.clone(), self.renewals.clone(), self.releases.clone()]
+    }
+
+    /// Closes what no session needs any more.
+    pub(super) async fn rest_when_idle(
+        pools: Vec<Pool>,
+        mut is_busy: watch::Receiver<bool>,
+        over: CancellationToken,
+    ) {
+        let resting = async {
+            while is_busy.wait_for(|is_busy| !is_busy).await.is_ok() {
+                let is_idle = timeout(REST_AFTER, is_busy.wait_for(|is_busy| *is_busy)).await.is_err();
+                if is_idle {
+                    pools.iter().for_each(Pool::rest);
+                }
+                if is_busy.wait_for(|is_busy| *is_busy).await.is_err() {
+                    return;
+                }
+            }
+        };
+        over.run_until_cancelled(resting).await;
+    }
+}
+
+async fn opened(pool: &Pool, within: Duration) -> Result<(), StoreError> {
+    timeout(within, pool.ready()).await.unwrap_or_else(|_elapsed| Err(pool.late(within)))
+}
+
+/// Renewals must have time for a round trip, or every run would be granted and lost.
+async fn check_line(pool: &Pool, timing: &Timing) -> Result<(), StartError> {
+    let mut quickest = Duration::MAX;
+    for _ in 0..TRIPS {
+        let Ok(mut lent) = pool.take(Need::Patient).await else { return Ok(()) };
+        let began = Instant::now();
+        let answered = timeout(timing.ttl(), lent.connection().ping()).await;
+        quickest = quickest.min(began.elapsed());
+        match answered {
+            Ok(result) => lent.give_back_after(&result),
+            Err(_elapsed) => drop(lent),
+        }
+        if quickest.mul_f64(MARGIN) <= timing.renew_timeout() {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    Err(StartError::SlowLine {
+        location: pool.location().to_owned(),
+        round_trip: quickest,
+        renew_timeout: timing.renew_timeout(),
+        needed: quickest.mul_f64(MARGIN),
+    })
+}
+
+/// What the server may take for one statement; the client's own time-outs come besides.
+pub(super) fn bounds(timing: &Timing, statement: Duration) -> Bounds {
+    Bounds { statement, lock: timing.lock_timeout().min(statement / 2) }
+}
