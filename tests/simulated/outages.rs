@@ -185,7 +185,8 @@ fn a_stepped_database_clock_is_reported_also_when_it_costs_the_lease() {
         sim.store.step_clock_forward(2 * TTL);
         sim.store.delete(&key("chat"));
     };
-    let steps: [(fn(&Simulation), Option<&str>); 5] = [
+    type Step = fn(&Simulation);
+    let steps: [(Step, Option<&str>); 5] = [
         (forward, None),
         (back, None),
         (expired, Some("expired")),
