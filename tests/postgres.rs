@@ -669,7 +669,13 @@ async fn prepare_verbs(admin: &mut PgConnection) {
         ("acquire", include_str!("../src/store/postgres/acquire.sql")),
         ("renew", include_str!("../src/store/postgres/renew.sql")),
         ("release", include_str!("../src/store/postgres/release.sql")),
-        ("inspect", include_str!("../src/store/postgres/inspect.sql")),
+        (
+            "inspect",
+            concat!(
+                include_str!("../src/store/postgres/server.sql"),
+                include_str!("../src/store/postgres/inspect.sql")
+            ),
+        ),
     ] {
         admin.execute(AssertSqlSafe(format!("PREPARE {verb} AS {sql}"))).await.expect("it is good SQL");
     }
