@@ -6,6 +6,7 @@ use crate::{
     config::{ConfigError, Timing},
     end::EndReason,
     end::Ended,
+    limits::Shortage,
     session::{Holder, InvalidText},
     store::StoreError,
 };
@@ -117,6 +118,10 @@ pub enum StartError {
         /// What it must be at least.
         needed: Duration,
     },
+    /// The limits of this process, its user or the machine are too low for a supervisor: nothing was asked of the
+    /// database.
+    #[error(transparent)]
+    Shortage(#[from] Shortage),
     /// The operating system gave no thread.
     #[error("the supervisor's thread could not be started: {0}")]
     Thread(String),

@@ -155,6 +155,7 @@ pub mod fence_gate;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod host;
 mod lease;
+pub mod limits;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod pin;
 #[cfg(unix)]

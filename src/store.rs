@@ -531,6 +531,15 @@ pub enum StoreError {
         /// What the server said, and the remedy.
         detail: String,
     },
+    /// The database that granted leases is not the one that rules now, or has lost what it had committed. Certainly
+    /// nothing happened, and whoever asks elsewhere may be granted a session that was held here.
+    #[error("the database {location} is not what it was: {detail}")]
+    Lost {
+        /// Which database.
+        location: String,
+        /// What became of it, and the remedy.
+        detail: String,
+    },
     /// The schema is not there, or is older than this release needs.
     #[error(
         "the database {location} has no usable tenure schema ({detail}); apply it with `tenure migrate` or \

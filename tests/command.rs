@@ -29,9 +29,14 @@ mod events;
 mod exit_codes;
 #[path = "command/failed.rs"]
 mod failed;
+#[cfg(feature = "sqlite")]
+#[path = "command/files.rs"]
+mod files;
 #[cfg(feature = "postgres")]
 #[path = "command/hidden.rs"]
 mod hidden;
+#[path = "command/limits.rs"]
+mod limits;
 #[path = "command/looking.rs"]
 mod looking;
 #[path = "command/names.rs"]

@@ -14,6 +14,7 @@ use sqlx::{Connection as _, SqliteConnection};
 use tempfile::TempDir;
 use tenure::{
     Label, NodeId, Phase, RunId, SessionKey, Stage, Supervisor,
+    diagnosis::Examination,
     store::{
         Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Page, Release, ReleaseOutcome,
         Renew, RenewOutcome, SqliteStore, StoreError,
@@ -259,31 +260,148 @@ async fn a_file_that_was_replaced_no_longer_rules() {
     for suffix in ["-wal", "-shm"] {
         let _ = std::fs::remove_file(file.dir.path().join(format!("t.db{suffix}")));
     }
-    let error = old.renew(&[renew("chat", run)]).await.unwrap_err();
-    assert!(error.is_uncertain() && error.to_string().contains("connect again"), "{error}");
+    // Certain: whoever comes next makes a new file. A renewal makes none.
+    let lost = old.renew(&[renew("chat", run)]).await.unwrap_err();
+    assert!(matches!(&lost, StoreError::Lost { detail, .. } if detail.contains("was removed")), "{lost}");
+    let gone = old.release(&[Release { key: key("chat"), run_id: run }]).await.unwrap();
+    assert_eq!((gone, file.siblings()), (vec![ReleaseOutcome::NotFound], vec![]));
 
     let mut new = file.open().await;
-    granted(&mut *new, "chat", RunId::random()).await;
-    assert!(old.renew(&[renew("chat", run)]).await.is_err());
-    assert!(old.acquire(&[acquire("chat", run)]).await.is_err());
-    let renewed = new.renew(&[renew("chat", run)]).await.unwrap();
+    let next = RunId::random();
+    granted(&mut *new, "chat", next).await;
+    let renewed = old.renew(&[renew("chat", run)]).await.unwrap();
     assert!(matches!(renewed[..], [RenewOutcome::Superseded { .. }]), "{renewed:?}");
+    match old.acquire(&[acquire("chat", run)]).await.unwrap().remove(0) {
+        AcquireOutcome::Busy(holder) => assert_eq!(holder.run_id, next),
+        other => panic!("{other:?}"),
+    }
+    granted(&mut *old, "other", run).await;
+    assert!(new.inspect(&[key("other")]).await.unwrap()[0].is_some(), "both work with the new file");
 }
 
-/// I1: what was committed last is in the log, so a file without its log is an older file.
+/// What was restored rules, and a run that has its row in it is not lost.
 #[tokio::test]
-async fn a_file_whose_log_was_deleted_no_longer_rules() {
+async fn a_run_that_a_restored_file_still_knows_goes_on() {
     let file = File::new();
     let mut old = file.open().await;
-    let run = RunId::random();
-    granted(&mut *old, "chat", run).await;
-    old.renew(&[renew("chat", run)]).await.unwrap();
+    let (kept, newer) = (RunId::random(), RunId::random());
+    granted(&mut *old, "kept", kept).await;
+    execute(&mut file.raw().await, "PRAGMA wal_checkpoint(TRUNCATE)").await;
+    let copy = file.dir.path().join("copy");
+    let done = Command::new("cp").arg(file.path()).arg(&copy).status().unwrap();
+    assert!(done.success());
+    granted(&mut *old, "newer", newer).await;
 
     for suffix in ["-wal", "-shm"] {
         std::fs::remove_file(file.dir.path().join(format!("t.db{suffix}"))).unwrap();
     }
-    let error = old.renew(&[renew("chat", run)]).await.unwrap_err();
-    assert!(error.is_uncertain() && error.to_string().contains("connect again"), "{error}");
+    std::fs::rename(copy, file.path()).unwrap();
+    let outcomes = old.renew(&[renew("kept", kept), renew("newer", newer)]).await.unwrap();
+    assert!(matches!(outcomes[..], [RenewOutcome::Renewed(_), RenewOutcome::Gone { .. }]), "{outcomes:?}");
+}
+
+/// I1: what was committed last is in the log, and the locks are in the shared memory. A file without them is an older
+/// file, or one with a second writer.
+#[tokio::test]
+async fn a_file_whose_log_or_shared_memory_was_deleted_no_longer_rules() {
+    for removed in [&["-wal"][..], &["-shm"], &["-wal", "-shm"]] {
+        let file = File::new();
+        let store = file.store("");
+        let mut old = store.connect(BOUNDS).await.unwrap();
+        let run = RunId::random();
+        granted(&mut *old, "chat", run).await;
+        old.renew(&[renew("chat", run)]).await.unwrap();
+        for suffix in removed {
+            std::fs::remove_file(file.dir.path().join(format!("t.db{suffix}"))).unwrap();
+        }
+        let acquires = [acquire("other", RunId::random())];
+        for lost in [
+            old.renew(&[renew("chat", run)]).await.unwrap_err(),
+            old.acquire(&acquires).await.unwrap_err(),
+            // A new connection of this process would share the memory of the old one.
+            store.connect(BOUNDS).await.err().unwrap(),
+        ] {
+            assert!(matches!(&lost, StoreError::Lost { .. }), "{removed:?}: {lost:?}");
+            assert!(lost.to_string().contains("end every process"), "{lost}");
+        }
+        old.close().await;
+        store.connect(BOUNDS).await.unwrap().close().await;
+    }
+}
+
+// ---- one file, one name
+
+/// I1: each name has a log of its own, and neither shows what was granted under the other.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_with_two_names_is_refused_by_either_and_left_alone() {
+    let file = File::new();
+    file.open().await.close().await;
+    let at = |name: &str| file.dir.path().join(name);
+    let store = |name: &str| SqliteStore::new(&format!("sqlite://{}", at(name).display())).unwrap();
+    std::fs::hard_link(file.path(), at("u.db")).unwrap();
+    std::os::unix::fs::symlink(at("u.db"), at("link.db")).unwrap();
+    for name in ["t.db", "u.db", "link.db"] {
+        for refused in [refusal(&store(name)).await, store(name).migrate().await.unwrap_err()] {
+            assert!(matches!(refused, StoreError::Url { .. }), "{name}: {refused:?}");
+            assert!(refused.to_string().contains("2 names"), "{name}: {refused}");
+        }
+        let url = format!("sqlite://{}?mode=ro", at(name).display());
+        let diagnosis = Examination::of(url).lasting(Duration::ZERO).run().await.unwrap();
+        assert!(diagnosis.failure().unwrap().to_string().contains("2 names"), "{diagnosis:?}");
+    }
+    let mut siblings = file.siblings();
+    siblings.sort();
+    assert_eq!(siblings, ["link.db", "t.db", "u.db"], "nobody has made a log");
+
+    std::fs::remove_file(file.path()).unwrap();
+    granted(&mut *store("link.db").connect(BOUNDS).await.unwrap(), "chat", RunId::random()).await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_name_that_is_made_later_lets_nobody_in_and_costs_its_holder_nothing() {
+    let file = File::new();
+    let holder = file.store("");
+    let mut held = holder.connect(BOUNDS).await.unwrap();
+    let run = RunId::random();
+    granted(&mut *held, "chat", run).await;
+    let other = file.dir.path().join("u.db");
+    std::fs::hard_link(file.path(), &other).unwrap();
+    let refused = refusal(&SqliteStore::new(&format!("sqlite://{}", other.display())).unwrap()).await;
+    assert!(refused.to_string().contains("2 names"), "{refused}");
+    let mut another = holder.connect(BOUNDS).await.unwrap();
+    for store in [&mut held, &mut another] {
+        let renewed = store.renew(&[renew("chat", run)]).await.unwrap();
+        assert!(matches!(renewed[..], [RenewOutcome::Renewed(_)]), "{renewed:?}");
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_symbolic_link_leads_to_the_same_leases() {
+    let file = File::new();
+    let run = RunId::random();
+    let mut holder = file.open().await;
+    granted(&mut *holder, "chat", run).await;
+    let directory = file.dir.path().join("elsewhere");
+    std::fs::create_dir(&directory).unwrap();
+    std::os::unix::fs::symlink("../t.db", directory.join("file.db")).unwrap();
+    std::os::unix::fs::symlink("..", directory.join("up")).unwrap();
+    for way in ["file.db", "up/t.db"] {
+        let store = SqliteStore::new(&format!("sqlite://{}", directory.join(way).display())).unwrap();
+        let mut by_link = store.connect(BOUNDS).await.unwrap();
+        match by_link.acquire(&[acquire("chat", RunId::random())]).await.unwrap().remove(0) {
+            AcquireOutcome::Busy(found) => assert_eq!(found.run_id, run),
+            other => panic!("{way}: {other:?}"),
+        }
+    }
+    // Where a link leads is what rules: another file there is another database.
+    let by_link = SqliteStore::new(&format!("sqlite://{}", directory.join("file.db").display())).unwrap();
+    let mut by_link = by_link.connect(BOUNDS).await.unwrap();
+    std::fs::remove_file(directory.join("file.db")).unwrap();
+    std::os::unix::fs::symlink("other.db", directory.join("file.db")).unwrap();
+    assert!(matches!(by_link.renew(&[renew("chat", run)]).await, Err(StoreError::Lost { .. })));
 }
 
 #[tokio::test]

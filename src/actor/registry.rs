@@ -113,6 +113,11 @@ struct Pending {
     is_hinted: bool,
 }
 
+/// Whether the runs still hold their sessions is in doubt: each is renewed at once.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Doubt;
+
 /// A caller wants a session.
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -290,6 +295,12 @@ impl Registry {
         }
         self.end_when_empty(ctx);
     }
+
+    fn recheck(&self, recheck: Recheck) {
+        for running in self.sessions.values().filter_map(|session| session.running.as_ref()) {
+            running.actor.do_send(recheck);
+        }
+    }
 }
 
 impl Actor for Registry {
@@ -330,12 +341,18 @@ fn tick(ctx: &mut Context<Registry>) {
             }
         };
         if let Some(recheck) = recheck {
-            for running in registry.sessions.values().filter_map(|session| session.running.as_ref()) {
-                running.actor.do_send(recheck);
-            }
+            registry.recheck(recheck);
         }
         tick(ctx);
     });
+}
+
+impl Handler<Doubt> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, _: Doubt, _: &mut Context<Self>) {
+        self.recheck(Recheck::InDoubt);
+    }
 }
 
 impl Handler<AcquireSession> for Registry {

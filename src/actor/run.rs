@@ -188,6 +188,10 @@ impl RunActor {
             }
             Ok(RenewOutcome::Expired { .. }) => Renewal::Lost(EndReason::Expired),
             Ok(RenewOutcome::Locked) => Renewal::Unanswered { locked: true },
+            Err(error @ StoreError::Lost { .. }) => {
+                self.last_error = Some(error);
+                Renewal::Lost(EndReason::Superseded)
+            }
             Err(error) => {
                 self.span.in_scope(|| debug!(%error, "renewal not confirmed"));
                 self.last_error = Some(error);

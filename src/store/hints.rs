@@ -12,6 +12,8 @@ pub enum Hint {
     Stop(RunId),
     /// Something was written, perhaps a request to stop.
     Changed,
+    /// The database may be another one now: every run is to be renewed at once.
+    Replaced,
 }
 
 /// Hears of requests to stop the runs of one node. See [`LeaseStore::listen`](super::LeaseStore::listen).

@@ -7,14 +7,15 @@
 //! reads it at most once while a statement works towards its next row, and for a write only after it has got
 //! the write lock; all rows of a write are written before its first row is returned.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 
 use self::{
     failure::Failure,
-    file::{Access, DatabaseFile, Identity},
+    file::{Access, DatabaseFile},
+    standing::{Identity, Opened, Standing},
 };
 use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, MAX_BATCH, Migrated, Page,
@@ -31,17 +32,20 @@ mod examine;
 mod failure;
 mod file;
 mod look;
+#[cfg(unix)]
+mod names;
 mod read;
 mod remove;
 mod renew;
 mod row;
 mod schema;
+mod standing;
 mod stop;
 
 /// Leases in a SQLite file, for the processes of one machine.
 ///
 /// The URL is `sqlite://PATH`, `sqlite:PATH` or `sqlite:///ABSOLUTE/PATH`; what would be special in a URL
-/// (`?`, `%`) is percent-encoded. The option `mode` says what may be created:
+/// (`?`, `%`) is percent-encoded, and `~/` at the beginning of the path is the home directory. The option `mode` says what may be created:
 ///
 /// | `mode` | file | schema |
 /// |---|---|---|
@@ -58,8 +62,13 @@ mod stop;
 /// - `synchronous` is `NORMAL`: a crashed process loses nothing; a power loss may take the last commits with
 ///   it, and with the same stroke every holder on the machine.
 /// - The clock is the machine's wall clock. Stepping it moves every lease, but never a fence back.
-/// - A file that is removed or replaced while it is open is noticed: the answer is
-///   [`StoreError::Unavailable`], and the next connection sees the new file.
+/// - The file must have one name. One with a second hard link, or one that is mounted as a single file away from its
+///   directory, is refused: SQLite keeps a log for each name, and neither shows what was granted under the other. A
+///   symbolic link to the file, and a directory that is mounted in two places, are no second names.
+/// - A connection follows its path. When the file was removed, moved or replaced while it was open, the next call works
+///   with what stands there now; a run without a row in it is lost, at its next renewal at the latest. So are all runs
+///   when the log or the shared memory beside the file (`-wal`, `-shm`) was removed while it was in use
+///   ([`StoreError::Lost`]); then nothing is granted until every process that has the file open has closed it.
 ///
 /// ```no_run
 /// # use tenure::store::{LeaseStore, SqliteStore};
@@ -79,6 +88,11 @@ impl SqliteStore {
     /// [`StoreError::Url`] when the URL does not name a SQLite file.
     pub fn new(url: &str) -> Result<Self, StoreError> {
         DatabaseFile::from_url(url).map(|file| Self { file })
+    }
+
+    /// For those who only look: neither the file nor its schema is created, whatever the URL says.
+    pub fn without_creating(self) -> Self {
+        Self { file: self.file.without_creating() }
     }
 
     pub(crate) async fn examine(&self, plan: Plan) -> Vec<Finding> {
@@ -117,7 +131,7 @@ impl LeaseStore for SqliteStore {
 
     /// No server tells of a change: the file is looked at, five times a second.
     fn listen(&self, _: NodeId, bounds: Bounds) -> Option<Listening> {
-        Some(Box::pin(changes::open(self.file.clone(), bounds)))
+        Some(Box::pin(changes::open(self.file.without_creating(), bounds)))
     }
 
     fn schema(&self) -> String {
@@ -133,6 +147,7 @@ impl LeaseStore for SqliteStore {
 const MIGRATION_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 async fn migrate(file: &DatabaseFile) -> Result<Migrated, Failure> {
+    file.there()?;
     let mut sqlite = options(file, MIGRATION_LOCK_TIMEOUT).connect().await?;
     let migrated = schema::ensure(&mut sqlite).await?;
     sqlite.close().await?;
@@ -156,13 +171,14 @@ fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConnectOptions 
 struct Connection {
     sqlite: SqliteConnection,
     file: DatabaseFile,
-    opened: Option<Identity>,
-    /// The write-ahead log, from when it was first seen: it may appear with the first write only.
-    log: Option<Identity>,
+    bounds: Bounds,
+    opened: Arc<Opened>,
+    only_looks: bool,
 }
 
 impl Connection {
     async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Self, Failure> {
+        let there = file.there()?;
         let mut sqlite = options(&file, bounds.lock).connect().await?;
         if file.access() == Access::Create {
             schema::ensure(&mut sqlite).await?;
@@ -176,36 +192,69 @@ impl Connection {
         } else {
             tracing::warn!(database = %file, "the file does not use write-ahead logging: commits are slower");
         }
-        Self::of(sqlite, file)
+        Self::of(sqlite, file, bounds, there)
     }
 
-    fn of(sqlite: SqliteConnection, file: DatabaseFile) -> Result<Self, Failure> {
-        let opened = file.identity().map_err(sqlx::Error::Io)?;
-        let log = file.log_identity().ok().flatten();
-        Ok(Self { sqlite, file, opened, log })
+    /// `there` stood at the path before it was opened.
+    fn of(
+        sqlite: SqliteConnection,
+        file: DatabaseFile,
+        bounds: Bounds,
+        there: Option<Identity>,
+    ) -> Result<Self, Failure> {
+        let opened = file.opened(there)?;
+        Ok(Self { sqlite, file, bounds, opened, only_looks: false })
+    }
+
+    /// Goes on with what stands at the path now, which alone rules (invariant I1). `false`: there is nothing, and
+    /// nothing was made.
+    async fn follow(&mut self, access: Access) -> Result<bool, StoreError> {
+        let file = match access {
+            Access::Create => self.file.clone(),
+            Access::ReadWrite | Access::ReadOnly => self.file.without_creating(),
+        };
+        match self.look()? {
+            Standing::Same => return Ok(true),
+            Standing::Torn => return Err(self.file.torn()),
+            Standing::Nothing if file.access() != Access::Create => return Ok(false),
+            // Whether it can be read by this user has to be found out anew.
+            Standing::Nothing | Standing::Other if self.only_looks => return Err(self.file.replaced()),
+            Standing::Nothing | Standing::Other => {}
+        }
+        tracing::warn!(database = %self.file, "the file was removed or replaced while it was open");
+        let now = Self::open(file, self.bounds).await.map_err(|failure| failure.in_file(&self.file))?;
+        *self = Self { file: self.file.clone(), ..now };
+        Ok(true)
+    }
+
+    /// The same for a verb of a run, whose row is certainly not in a file without the schema.
+    async fn follow_runs(&mut self) -> Result<bool, StoreError> {
+        match self.follow(Access::ReadWrite).await {
+            Err(StoreError::SchemaMissing { .. }) => Ok(false),
+            followed => followed,
+        }
+    }
+
+    /// The same for all other verbs, which need a database.
+    async fn follow_to_work(&mut self) -> Result<(), StoreError> {
+        match self.follow(self.file.access()).await? {
+            true => Ok(()),
+            false => Err(self.file.removed()),
+        }
+    }
+
+    fn look(&self) -> Result<Standing, StoreError> {
+        self.file.look(&self.opened)
     }
 
     /// Turns a failure into the contract's words, and distrusts an answer that came from a file which no longer
     /// stands at the path: another process may meanwhile grant the same session in the new one (invariant I1).
     fn answer<T>(&mut self, answer: Result<T, Failure>) -> Result<T, StoreError> {
-        let answer = answer.map_err(|failure| failure.in_file(&self.file))?;
-        if self.is_in_place() {
-            return Ok(answer);
+        match self.look()? {
+            Standing::Same => answer.map_err(|failure| failure.in_file(&self.file)),
+            Standing::Torn => Err(self.file.torn()),
+            Standing::Other | Standing::Nothing => Err(self.file.replaced()),
         }
-        Err(StoreError::Unavailable {
-            location: self.file.location().to_owned(),
-            detail:
-                "the file or its write-ahead log was removed or replaced while it was open; connect again"
-                    .to_owned(),
-        })
-    }
-
-    fn is_in_place(&mut self) -> bool {
-        let file_stands = self.file.identity().is_ok_and(|found| found == self.opened);
-        let log = self.file.log_identity().ok().flatten();
-        let log_stands = self.log.is_none() || log == self.log;
-        self.log = self.log.or(log);
-        file_stands && log_stands
     }
 }
 
@@ -231,6 +280,7 @@ impl LeaseConnection for Connection {
         items: &'a [Acquire],
     ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
         Box::pin(async move {
+            self.follow_to_work().await?;
             let outcomes = acquire::acquire(&mut self.sqlite, items).await;
             self.answer(outcomes)
         })
@@ -238,6 +288,9 @@ impl LeaseConnection for Connection {
 
     fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
         Box::pin(async move {
+            if !self.follow_runs().await? {
+                return Err(self.file.removed());
+            }
             let outcomes = renew::renew(&mut self.sqlite, items).await;
             self.answer(outcomes)
         })
@@ -248,6 +301,9 @@ impl LeaseConnection for Connection {
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
         Box::pin(async move {
+            if !self.follow_runs().await? {
+                return Ok(vec![ReleaseOutcome::NotFound; items.len()]);
+            }
             let outcomes = remove::release(&mut self.sqlite, items).await;
             self.answer(outcomes)
         })
@@ -255,6 +311,7 @@ impl LeaseConnection for Connection {
 
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
         Box::pin(async move {
+            self.follow_to_work().await?;
             let outcome = stop::request(&mut self.sqlite, item).await;
             self.answer(outcome)
         })
@@ -265,6 +322,7 @@ impl LeaseConnection for Connection {
         keys: &'a [SessionKey],
     ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
         Box::pin(async move {
+            self.follow_to_work().await?;
             let holders = read::inspect(&mut self.sqlite, keys).await;
             self.answer(holders)
         })
@@ -275,6 +333,7 @@ impl LeaseConnection for Connection {
         page: &'a Page,
     ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
         Box::pin(async move {
+            self.follow_to_work().await?;
             let holders = read::list(&mut self.sqlite, page).await;
             self.answer(holders)
         })
@@ -282,6 +341,7 @@ impl LeaseConnection for Connection {
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
+            self.follow_to_work().await?;
             let deleted = remove::sweep(&mut self.sqlite, limit).await;
             self.answer(deleted)
         })
@@ -289,6 +349,7 @@ impl LeaseConnection for Connection {
 
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
+            self.follow_to_work().await?;
             let usable = async {
                 schema::check(&mut self.sqlite).await?;
                 if self.file.access() == Access::ReadOnly {

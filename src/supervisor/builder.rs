@@ -29,6 +29,7 @@ use crate::{
     config::{Settings, Timing},
     error::StartError,
     event::{EventSender, RunEvent, forward},
+    limits,
     session::{Label, NodeId},
     store::{self, Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError},
 };
@@ -226,15 +227,17 @@ impl Builder {
     /// Dropping the future ends what was started.
     pub async fn start(self) -> Result<Supervisor, StartError> {
         let plan = self.plan()?;
+        limits::SUPERVISOR.check()?;
         let (ready, started) = oneshot::channel();
         let (last_word, over) = oneshot::channel();
+        let no_thread = |error: std::io::Error| StartError::Thread(limits::no_thread(&error));
         let thread = std::thread::Builder::new()
             .name("tenure".to_owned())
             .spawn(move || {
                 live(plan, ready);
                 let _ = last_word.send(());
             })
-            .map_err(|error| StartError::Thread(error.to_string()))?;
+            .map_err(no_thread)?;
         let ended = || StartError::Thread("it ended before it was ready".to_owned());
         let inner = started.await.map_err(|oneshot::Canceled| ended())??;
         *inner.host.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -335,7 +338,7 @@ fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
     let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            let _ = ready.send(Err(StartError::Thread(error.to_string())));
+            let _ = ready.send(Err(StartError::Thread(limits::with_remedy(&error))));
             return;
         }
     };

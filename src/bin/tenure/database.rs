@@ -23,7 +23,9 @@ pub(crate) struct Database {
 impl Database {
     /// `--database`, else `TENURE_DATABASE_URL`, else the embedded default.
     pub(crate) fn of(global: &Global) -> Result<Self, Failure> {
-        match global.database.clone().filter(|url| !url.is_empty()) {
+        match global.database.clone() {
+            // A variable that was to hold it and is not set: the local file would be somebody else's.
+            Some(url) if url.trim_ascii().is_empty() => Err(Failure::new(CONFIGURATION, EMPTY)),
             Some(url) => {
                 warn(global, &url);
                 Ok(Self { url, is_default: false })
@@ -56,12 +58,16 @@ impl Database {
 
     /// For a command that changes what is there, and creates nothing: `None` when there is no such file.
     pub(crate) fn asking(&self) -> Result<Option<Builder>, Failure> {
-        let is_file = self.file()?.is_some();
-        let url = match is_file && !self.url.contains('?') {
-            true => format!("{}?mode=rw", self.url),
-            false => self.url.clone(),
-        };
-        Ok(self.is_there()?.then(|| builder(&url)))
+        if !self.is_there()? {
+            return Ok(None);
+        }
+        // An empty file is not made a database.
+        #[cfg(feature = "sqlite")]
+        if let Ok(file) = store::SqliteStore::new(&self.url) {
+            let store = std::sync::Arc::new(file.without_creating());
+            return Ok(Some(Supervisor::builder_on(store).connections(Connections::Shared)));
+        }
+        Ok(Some(builder(&self.url)))
     }
 
     fn is_there(&self) -> Result<bool, Failure> {
@@ -87,8 +93,8 @@ impl Database {
         // Says what is wrong with a URL before any of it is believed.
         store::open(&self.url)?;
         #[cfg(feature = "sqlite")]
-        if self.url.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("sqlite:")) {
-            return Ok(Some(store::SqliteStore::new(&self.url)?.path().to_owned()));
+        if let Ok(file) = store::SqliteStore::new(&self.url) {
+            return Ok(Some(file.path().to_owned()));
         }
         Ok(None)
     }
@@ -117,6 +123,9 @@ fn warn(global: &Global, url: &str) {
 fn builder(url: &str) -> Builder {
     Supervisor::builder(url).connections(Connections::Shared)
 }
+
+const EMPTY: &str = "the database URL (--database, or TENURE_DATABASE_URL) is empty: name a database, or leave it out \
+    for the local file";
 
 /// `sqlite://$XDG_STATE_HOME/tenure/tenure.db`.
 #[cfg(feature = "sqlite")]

@@ -43,6 +43,7 @@ use std::{
 };
 
 use clap::Parser as _;
+use tenure::limits::Need;
 use tracing::level_filters::LevelFilter;
 
 use crate::{
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
-    let result = log_to_stderr(&cli.global).and_then(|log| {
+    let result = check_limits(&cli.command).and_then(|()| log_to_stderr(&cli.global)).and_then(|log| {
         let result = runtime()?.block_on(execute(&cli));
         log.finish();
         result
@@ -115,6 +116,16 @@ fn in_another_role() -> Option<ExitCode> {
         wire::LAUNCH => Some(launch::main(args)),
         _ => None,
     }
+}
+
+/// What the command, its supervisor and what it starts take together. Met later, a limit could be met under a lease.
+fn check_limits(command: &Command) -> Result<(), Failure> {
+    let need = match command {
+        #[cfg(unix)]
+        Command::Phase(_) => Need { descriptors: 10, threads: 2, memory: 4 << 20 },
+        _ => Need { descriptors: 40, threads: 12, memory: 48 << 20 },
+    };
+    need.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {

@@ -8,7 +8,7 @@ use std::error::Error as _;
 use sqlx::{Error, postgres::PgDatabaseError};
 
 use super::{believe::ROW_SECURITY, naming::Naming, target::Server};
-use crate::store::StoreError;
+use crate::{limits, store::StoreError};
 
 /// What it takes to use the schema, in the words for the default one.
 pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
@@ -184,6 +184,11 @@ fn describe(error: &Error) -> String {
             words = format!("{words}: {cause_words}");
         }
         source = cause.source();
+    }
+    if let Error::Io(error) = error
+        && let Some(remedy) = limits::remedy(error)
+    {
+        words = format!("{words}; {remedy}");
     }
     words
 }

@@ -6,29 +6,41 @@ use futures::future::BoxFuture;
 use sqlx::Connection as _;
 use tokio::time::sleep;
 
-use super::{Connection, failure::Failure, file::DatabaseFile};
+use super::{Connection, failure::Failure, file::DatabaseFile, standing::Standing};
 use crate::store::{Bounds, Hint, Listener, StoreError};
 
 /// The time between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
 
 pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
+    // Who listens does so for runs, whose file was there.
+    let was_elsewhere = file.is_elsewhere();
+    if file.there()?.is_none() {
+        return Err(file.removed());
+    }
     let opened = Connection::open(file.clone(), bounds).await;
     let mut connection = opened.map_err(|failure| failure.in_file(&file))?;
     let seen = version(&mut connection).await?;
-    Ok(Box::new(Changes { connection, seen }))
+    Ok(Box::new(Changes { connection, seen, is_elsewhere: was_elsewhere, is_told: false }))
 }
 
 struct Changes {
     connection: Connection,
     /// The file's version when it was looked at last.
     seen: i64,
+    /// The path leads to another file than when the runs were granted.
+    is_elsewhere: bool,
+    is_told: bool,
 }
 
 impl Listener for Changes {
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
         Box::pin(async move {
             sleep(PERIOD).await;
+            self.is_elsewhere |= !matches!(self.connection.look()?, Standing::Same);
+            if self.is_elsewhere && !std::mem::replace(&mut self.is_told, true) {
+                return Ok(Some(Hint::Replaced));
+            }
             let version = version(&mut self.connection).await?;
             let is_new = std::mem::replace(&mut self.seen, version) != version;
             Ok(is_new.then_some(Hint::Changed))

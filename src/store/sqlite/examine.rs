@@ -34,6 +34,11 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     #[cfg(unix)]
     findings.extend(place::around(file.path()).into_iter().chain(place::of_the_file(file.path())));
 
+    if let Err(error) = file.there() {
+        // To open it would make a log beside this name, too.
+        findings.push(Finding::failure("names", error));
+        return findings;
+    }
     let failed = |check, failure: Failure| Finding::failure(check, failure.in_file(file));
     let mut sqlite = match options(file, plan.patience).create_if_missing(false).connect().await {
         Ok(sqlite) => sqlite,

@@ -1,7 +1,7 @@
 //! What SQLite said, in the words of the contract.
 
 use super::file::{DatabaseFile, unusable};
-use crate::store::StoreError;
+use crate::{limits, store::StoreError};
 
 /// Why a statement gave no usable answer, before it is known in which file.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub(super) enum Failure {
     /// A later statement of the same call failed, after an earlier one had written.
     AfterAWrite(Box<Failure>),
     SchemaMissing(String),
+    /// What the file itself says, before SQLite is asked.
+    Refused(StoreError),
     SchemaTooNew {
         found: u32,
         compatible_from: u32,
@@ -22,6 +24,12 @@ pub(super) enum Failure {
 impl From<sqlx::Error> for Failure {
     fn from(error: sqlx::Error) -> Self {
         Self::Sql(error)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
     }
 }
 
@@ -59,6 +67,7 @@ impl Failure {
             Self::AfterAWrite(failure) => {
                 StoreError::Unavailable { location, detail: failure.in_file(file).to_string() }
             }
+            Self::Refused(error) => error,
             Self::SchemaMissing(detail) => StoreError::SchemaMissing { location, detail },
             Self::SchemaTooNew { found, compatible_from, known } => {
                 StoreError::SchemaTooNew { location, found, compatible_from, known }
@@ -73,6 +82,7 @@ mod code {
     pub(super) const PERM: i32 = 3;
     pub(super) const BUSY: i32 = 5;
     pub(super) const LOCKED: i32 = 6;
+    pub(super) const NOMEM: i32 = 7;
     pub(super) const READONLY: i32 = 8;
     pub(super) const IOERR: i32 = 10;
     pub(super) const CORRUPT: i32 = 11;
@@ -104,9 +114,11 @@ fn primary_code(error: &sqlx::Error) -> Option<i32> {
 
 fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
     let location = file.location().to_owned();
-    let message = match error.as_database_error() {
-        Some(error) => error.message().to_owned(),
-        None => error.to_string(),
+    let message = match error {
+        sqlx::Error::Database(error) => error.message().to_owned(),
+        // From the start of the connection's thread.
+        sqlx::Error::Io(error) => limits::no_thread(error),
+        other => other.to_string(),
     };
     if result_code(error) == Some(code::READONLY_DBMOVED) {
         return StoreError::Unavailable { location, detail: message };
@@ -136,9 +148,16 @@ fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
         }
         Some(code::IOERR) => StoreError::Unavailable {
             location,
-            detail: format!("{message}; check the free space and the health of the disk"),
+            detail: format!(
+                "{message}; check the free space and the health of the disk, and whether the log (-wal) was removed \
+                 while a process had the file open"
+            ),
         },
-        // Locking protocol, memory, a crashed worker: it may have happened or not.
+        Some(code::NOMEM) => StoreError::Unavailable {
+            location,
+            detail: format!("{message}: this process can have no more; raise its limit (`ulimit -v`)"),
+        },
+        // Locking protocol, a crashed worker: it may have happened or not.
         _ => StoreError::Unavailable { location, detail: message },
     }
 }

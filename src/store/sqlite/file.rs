@@ -1,15 +1,16 @@
-//! Which file a URL names, how it is opened, and whether it is still the same file.
+//! Which file a URL names, and how it is opened.
 
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use percent_encoding::percent_decode_str;
 use url::form_urlencoded;
 
-use crate::{store::StoreError, text::printable};
+use super::standing::{self, Identity, Opened, Standing, identity, if_there};
+use crate::{limits, store::StoreError, text::printable};
 
 /// The file of one store, checked without touching the file system.
 #[derive(Debug, Clone)]
@@ -19,6 +20,8 @@ pub(super) struct DatabaseFile {
     /// The path as people see it.
     location: Arc<str>,
     access: Access,
+    /// What the connections of this store have open.
+    open: Arc<Mutex<Weak<Opened>>>,
 }
 
 /// What a connection may do with the file.
@@ -33,7 +36,7 @@ pub(super) enum Access {
 
 impl DatabaseFile {
     pub(super) fn from_url(url: &str) -> Result<Self, StoreError> {
-        let (path, query) = after_scheme(url)?;
+        let (path, query) = after_scheme(url.trim_ascii())?;
         let path = percent_decode_str(path)
             .decode_utf8()
             .map_err(|_| unusable("the path is not UTF-8 once its percent signs are decoded"))?;
@@ -41,20 +44,25 @@ impl DatabaseFile {
         if path.is_empty() {
             return Err(unusable("it names no file; write sqlite://PATH or sqlite:///ABSOLUTE/PATH"));
         }
-        if path.contains('\0') {
-            return Err(unusable("the path contains a NUL character; remove it"));
+        if let Some(control) = path.chars().find(|character| character.is_control()) {
+            let name = if control == '\0' {
+                "a NUL".to_owned()
+            } else {
+                format!("the control character {control:?}")
+            };
+            return Err(unusable(format!("the path contains {name}; remove it")));
         }
         if path.starts_with(":memory:") || path.starts_with("file:") {
             return Err(in_memory());
         }
-        let path = std::path::absolute(Path::new(&*path))
+        let path = std::path::absolute(at_home(&path)?)
             .map_err(|error| unusable(format!("the working directory cannot be read: {error}")))?;
         Ok(Self::new(path, access))
     }
 
     pub(super) fn new(path: PathBuf, access: Access) -> Self {
         let location = printable(&path.to_string_lossy()).into();
-        Self { path: path.into(), location, access }
+        Self { path: path.into(), location, access, open: Arc::default() }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -69,32 +77,130 @@ impl DatabaseFile {
         self.access
     }
 
-    /// Which file stands at the path now; `None` where the platform cannot say.
+    /// The same file, which is not created when it is not there.
+    pub(super) fn without_creating(&self) -> Self {
+        let access = if self.access == Access::Create { Access::ReadWrite } else { self.access };
+        Self { access, ..self.clone() }
+    }
+
+    /// Which file stands at the path, to be asked before it is opened; `None` when there is none, or when the platform
+    /// cannot say.
+    ///
+    /// # Errors
+    /// When it must not be opened now, or never by this name.
+    pub(super) fn there(&self) -> Result<Option<Identity>, StoreError> {
+        if let Some(opened) = self.open().upgrade() {
+            match self.look(&opened)? {
+                // A name that it was given since is not ours to answer for: who comes by that one is refused.
+                Standing::Same => return Ok(opened.file()),
+                // A connection that shares the memory of the others would take the new log for theirs.
+                Standing::Torn => return Err(self.torn()),
+                Standing::Other | Standing::Nothing => {}
+            }
+        }
+        let unclear = |error| self.unclear(&error);
+        let found = if_there(identity(&self.path)).map_err(unclear)?;
+        #[cfg(unix)]
+        if let Some(objection) = if_there(super::names::objection(&self.path)).map_err(unclear)?.flatten() {
+            return Err(unusable(objection));
+        }
+        Ok(found.flatten())
+    }
+
     pub(super) fn identity(&self) -> io::Result<Option<Identity>> {
         identity(&self.path)
     }
 
-    /// The same for the write-ahead log, which holds what was committed last.
-    pub(super) fn log_identity(&self) -> io::Result<Option<Identity>> {
-        let mut log = self.path.as_os_str().to_owned();
-        log.push("-wal");
-        identity(Path::new(&log))
+    pub(super) fn has_log(&self) -> bool {
+        standing::has_log(&self.path)
+    }
+
+    /// What has been opened, when `there` stood at the path before.
+    pub(super) fn opened(&self, there: Option<Identity>) -> Result<Arc<Opened>, StoreError> {
+        let mut open = self.open();
+        if let Some(opened) = open.upgrade()
+            && matches!(self.look(&opened)?, Standing::Same)
+        {
+            return Ok(opened);
+        }
+        let opened = Arc::new(Opened::at(&self.path).map_err(|error| self.unclear(&error))?);
+        if there.is_some() && there != opened.file() {
+            return Err(self.replaced());
+        }
+        *open = Arc::downgrade(&opened);
+        Ok(opened)
+    }
+
+    pub(super) fn look(&self, opened: &Opened) -> Result<Standing, StoreError> {
+        opened.look().map_err(|error| self.unclear(&error))
+    }
+
+    /// Whether what the connections of this store have open is no longer what stands at the path.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        let opened = self.open().upgrade();
+        opened.is_some_and(|opened| opened.look().is_ok_and(|standing| !matches!(standing, Standing::Same)))
+    }
+
+    fn open(&self) -> MutexGuard<'_, Weak<Opened>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file system does not tell what stands at the path.
+    fn unclear(&self, error: &io::Error) -> StoreError {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => self.denied(),
+            _ => self.unavailable(limits::with_remedy(error)),
+        }
+    }
+
+    pub(super) fn replaced(&self) -> StoreError {
+        self.unavailable("the file was removed or replaced while it was open; connect again")
+    }
+
+    /// Nothing stands at the path of a file that was open.
+    pub(super) fn removed(&self) -> StoreError {
+        self.lost("the file was removed or renamed while it was open")
+    }
+
+    pub(super) fn torn(&self) -> StoreError {
+        self.lost(
+            "its write-ahead log or shared memory (-wal, -shm) was removed while it was in use, and what was committed \
+             last with it; end every process that has the file open, then start again",
+        )
+    }
+
+    fn lost(&self, detail: &str) -> StoreError {
+        StoreError::Lost { location: self.location.to_string(), detail: detail.to_owned() }
+    }
+
+    fn unavailable(&self, detail: impl Into<String>) -> StoreError {
+        StoreError::Unavailable { location: self.location.to_string(), detail: detail.into() }
+    }
+
+    fn denied(&self) -> StoreError {
+        StoreError::PermissionDenied {
+            location: self.location.to_string(),
+            detail: format!(
+                "the file cannot be opened; let this user read and write it, and create files in its directory {}, where \
+                 SQLite keeps its write-ahead log",
+                shown(self.directory())
+            ),
+        }
+    }
+
+    fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
     }
 
     /// Why SQLite could not open the file, as far as the file system tells.
     pub(super) fn cannot_open(&self) -> StoreError {
-        let directory = self.path.parent().unwrap_or(&self.path);
-        let denied = || StoreError::PermissionDenied {
-            location: self.location.to_string(),
-            detail: format!(
-                "the file cannot be opened; let this user read and write it, and create files in its directory \
-                 {}, where SQLite keeps its write-ahead log",
-                shown(directory)
-            ),
-        };
+        if let Err(shortage) = DESCRIPTORS.check() {
+            return self.unavailable(shortage.to_string());
+        }
         if self.path.is_dir() {
             return unusable(format!("{} is a directory; name a file in it", self.location));
         }
+        let directory = self.directory();
         match directory.try_exists() {
             Ok(true) if directory.is_dir() => {}
             Ok(true) => return unusable(format!("{} is not a directory", shown(directory))),
@@ -105,38 +211,20 @@ impl DatabaseFile {
                     shown(directory)
                 ));
             }
-            Err(_) => return denied(),
+            Err(_) => return self.denied(),
         }
         match self.path.try_exists() {
             Ok(false) if self.access != Access::Create => unusable(format!(
                 "{} does not exist, and its mode never creates it; use mode=rwc, or leave the mode out",
                 self.location
             )),
-            _ => denied(),
+            _ => self.denied(),
         }
     }
 }
 
-fn identity(path: &Path) -> io::Result<Option<Identity>> {
-    let found = std::fs::metadata(path)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt as _;
-        Ok(Some(Identity { device: found.dev(), inode: found.ino() }))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = found;
-        Ok(None)
-    }
-}
-
-/// A file itself, whatever its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
-    device: u64,
-    inode: u64,
-}
+/// For the database, its log, its shared memory, and a directory to be flushed.
+const DESCRIPTORS: limits::Need = limits::Need { descriptors: 4, threads: 0, memory: 0 };
 
 impl fmt::Display for DatabaseFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -194,6 +282,23 @@ fn in_memory() -> StoreError {
     )
 }
 
+/// A path as a shell would take it. Of other users' directories only a shell knows.
+fn at_home(path: &str) -> Result<PathBuf, StoreError> {
+    if !path.starts_with('~') {
+        return Ok(path.into());
+    }
+    match (path.strip_prefix("~/"), std::env::home_dir().filter(|home| home.is_absolute())) {
+        (Some(below), Some(home)) => Ok(home.join(below)),
+        (Some(_), None) => {
+            Err(unusable("`~` cannot be expanded: HOME names no directory; write the whole path"))
+        }
+        (None, _) => Err(unusable(format!(
+            "{:?}: only `~/` is expanded; write the whole path, or ./~… for a file of that name",
+            printable(path)
+        ))),
+    }
+}
+
 pub(super) fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
@@ -226,6 +331,24 @@ mod tests {
     }
 
     #[test]
+    fn blanks_and_line_breaks_around_a_url_are_no_part_of_it() {
+        for url in ["sqlite:///a b.db\n", " \tsqlite:///a b.db?mode=rw\r\n"] {
+            assert_eq!(path_of(url), "/a b.db");
+        }
+    }
+
+    #[test]
+    fn the_home_directory_is_expanded_at_the_beginning_only() {
+        let home = std::env::home_dir().unwrap();
+        for url in ["sqlite://~/s/t.db", "sqlite:~/s/t.db?mode=rw"] {
+            assert_eq!(Path::new(&path_of(url)), home.join("s/t.db"));
+        }
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(Path::new(&path_of("sqlite://./~/t.db")), here.join("~/t.db"));
+        assert_eq!(path_of("sqlite:///a/~/t.db"), "/a/~/t.db");
+    }
+
+    #[test]
     fn the_mode_decides_what_may_be_created() {
         for (query, access) in [
             ("", Access::Create),
@@ -251,7 +374,15 @@ mod tests {
         assert!(refusal("sqlite://x?mode=rwx").contains("ro, rw or rwc"));
         assert!(refusal("sqlite://x?cache=shared").contains("only mode"));
         assert!(refusal("sqlite://x?schema=prod").contains("a file of its own"));
-        assert!(refusal("sqlite://x%00y").contains("NUL"));
+        for (url, name) in [
+            ("sqlite://x%00y", "NUL"),
+            ("sqlite://x%0a", "'\\n'"),
+            ("sqlite:///a\nb", "'\\n'"),
+            ("sqlite:///a\u{85}b", "'\\u{85}'"),
+        ] {
+            assert!(refusal(url).contains(name), "{}", refusal(url));
+        }
+        assert!(refusal("sqlite://~ann/t.db").contains("~ann/t.db"));
         assert!(refusal("sqlite://x%ff").contains("UTF-8"));
     }
 }

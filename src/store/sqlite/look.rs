@@ -10,12 +10,7 @@ use std::{io, time::SystemTime};
 use futures::future::BoxFuture;
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
-use super::{
-    Connection,
-    failure::Failure,
-    file::{DatabaseFile, Identity},
-    options, read, schema,
-};
+use super::{Connection, failure::Failure, file::DatabaseFile, options, read, schema, standing::Identity};
 use crate::{
     session::{Holder, SessionKey},
     store::{
@@ -25,8 +20,12 @@ use crate::{
 };
 
 pub(super) async fn open(file: &DatabaseFile, bounds: Bounds) -> Result<Box<dyn LeaseConnection>, Failure> {
+    let there = file.there()?;
     match open_with_log(file, bounds).await {
-        Ok(sqlite) => Ok(Box::new(Connection::of(sqlite, file.clone())?)),
+        Ok(sqlite) => {
+            let connection = Connection::of(sqlite, file.without_creating(), bounds, there)?;
+            Ok(Box::new(Connection { only_looks: true, ..connection }))
+        }
         Err(failure) if failure.is_denied() && file.path().exists() => {
             let unchanging = Unchanging { file: file.clone(), bounds };
             unchanging.check().await?;
@@ -126,12 +125,7 @@ impl Unchanging {
         let state = || -> io::Result<State> {
             let found = std::fs::metadata(self.file.path())?;
             let (length, modified) = (found.len(), found.modified()?);
-            Ok(State {
-                identity: self.file.identity()?,
-                length,
-                modified,
-                log: self.file.log_identity().is_ok(),
-            })
+            Ok(State { identity: self.file.identity()?, length, modified, log: self.file.has_log() })
         };
         state().map_err(|error| Failure::Sql(sqlx::Error::Io(error)))
     }

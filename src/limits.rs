@@ -1,0 +1,236 @@
+//! What the operating system still lets this process have: file descriptors, threads and memory.
+//!
+//! A supervisor checks it when it starts, so that the process's limits are named before anything is granted, instead of
+//! being met in the middle of a lease. Nothing is kept for later: another part of the process may take it meanwhile.
+
+use std::{collections::TryReserveError, fmt, fs::File, hint::black_box, io, sync::mpsc, thread};
+
+/// What is wanted, all at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    /// File descriptors.
+    pub descriptors: usize,
+    /// Threads with stacks of Rust's usual size, 2 MiB.
+    pub threads: usize,
+    /// Bytes of address space besides the stacks of the threads.
+    pub memory: usize,
+}
+
+/// What a supervisor takes at the most while nothing is wrong: its own thread, that of those who watch, and for each
+/// connection a descriptor or, on SQLite, a thread and up to two.
+pub(crate) const SUPERVISOR: Need = Need { descriptors: 28, threads: 12, memory: 16 << 20 };
+
+impl Need {
+    /// Takes all of it, and gives it back.
+    ///
+    /// # Errors
+    /// [`Shortage`], which names the limit and the remedy.
+    pub fn check(self) -> Result<(), Shortage> {
+        self.try_descriptors()?;
+        // First, because what the C library maps for threads, stacks and heaps, stays mapped.
+        self.try_threads()?;
+        self.try_memory()
+    }
+
+    fn try_descriptors(self) -> Result<(), Shortage> {
+        let mut had = Vec::with_capacity(self.descriptors);
+        while had.len() < self.descriptors {
+            match any_file() {
+                Ok(file) => had.push(file),
+                Err(error) if is_of_descriptors(&error) => {
+                    return Err(Shortage {
+                        kind: Kind::of(&error),
+                        wanted: self.descriptors,
+                        had: had.len(),
+                    });
+                }
+                // No such file here, or not for this user: then there is nothing to try it with.
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn try_memory(self) -> Result<(), Shortage> {
+        // Not touched, so it costs an entry in a table.
+        let had = try_bytes(self.memory);
+        had.map_err(|_| Shortage { kind: Kind::Memory, wanted: self.memory >> 20, had: 0 })
+    }
+
+    fn try_threads(self) -> Result<(), Shortage> {
+        let mut had = Vec::with_capacity(self.threads);
+        let mut result = Ok(());
+        while had.len() < self.threads && result.is_ok() {
+            let (end, ended) = mpsc::channel::<()>();
+            // It waits until the other side is dropped.
+            match thread::Builder::new().name("tenure-trial".to_owned()).spawn(move || ended.recv().is_err())
+            {
+                Ok(thread) => had.push((end, thread)),
+                Err(_) => {
+                    result = Err(Shortage { kind: Kind::Threads, wanted: self.threads, had: had.len() });
+                }
+            }
+        }
+        let (ends, threads): (Vec<_>, Vec<_>) = had.into_iter().unzip();
+        drop(ends);
+        for thread in threads {
+            // It cannot panic.
+            let _ = thread.join();
+        }
+        result
+    }
+}
+
+fn try_bytes(count: usize) -> Result<(), TryReserveError> {
+    let mut bytes = Vec::<u8>::new();
+    bytes.try_reserve_exact(count)?;
+    black_box(bytes);
+    Ok(())
+}
+
+/// This process, its user or the whole machine may have no more of something. The text names the remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shortage {
+    kind: Kind,
+    /// For memory in MiB.
+    wanted: usize,
+    had: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Descriptors,
+    /// Of the whole machine.
+    Files,
+    Threads,
+    Memory,
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, wanted, had } = self;
+        match kind {
+            Kind::Memory => write!(f, "too little memory: {wanted} MiB cannot be had; {}", kind.remedy()),
+            Kind::Threads => write!(
+                f,
+                "too few processes, or too little memory: of {wanted} threads only {had} can be started; {}",
+                kind.remedy()
+            ),
+            Kind::Descriptors | Kind::Files => {
+                write!(f, "too few file descriptors: of {wanted} only {had} can be had; {}", kind.remedy())
+            }
+        }
+    }
+}
+
+impl std::error::Error for Shortage {}
+
+impl Kind {
+    fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() == Some(errno::NFILE) {
+            true => Self::Files,
+            false => Self::Descriptors,
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Descriptors => {
+                "raise the limit on open files of this process (`ulimit -n`, LimitNOFILE=), or close some"
+            }
+            Self::Files => "the machine has no more: raise fs.file-max, or find who keeps so many files open",
+            Self::Threads => {
+                "raise the limits on processes and memory (`ulimit -u` and `-v`, TasksMax=, the container's)"
+            }
+            Self::Memory => "raise the limit on memory (`ulimit -v`)",
+        }
+    }
+}
+
+/// An error of the operating system, with the remedy where it is a limit.
+pub(crate) fn with_remedy(error: &io::Error) -> String {
+    match remedy(error) {
+        Some(remedy) => format!("{error}; {remedy}"),
+        None => error.to_string(),
+    }
+}
+
+/// What to do about an error of the operating system that is a limit of files or memory.
+pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
+    let kind = match error.raw_os_error() {
+        _ if is_of_descriptors(error) => Kind::of(error),
+        Some(errno::NOMEM) => Kind::Memory,
+        _ => return None,
+    };
+    Some(kind.remedy())
+}
+
+/// Why a thread could not be started. Only there EAGAIN is a limit.
+pub(crate) fn no_thread(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno::AGAIN) => format!("{error}; {}", Kind::Threads.remedy()),
+        _ => with_remedy(error),
+    }
+}
+
+fn is_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(errno::MFILE | errno::NFILE))
+}
+
+#[cfg(unix)]
+fn any_file() -> io::Result<File> {
+    File::open("/dev/null")
+}
+
+#[cfg(not(unix))]
+fn any_file() -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(unix)]
+mod errno {
+    use rustix::io::Errno;
+
+    pub(super) const AGAIN: i32 = Errno::AGAIN.raw_os_error();
+    pub(super) const MFILE: i32 = Errno::MFILE.raw_os_error();
+    pub(super) const NFILE: i32 = Errno::NFILE.raw_os_error();
+    pub(super) const NOMEM: i32 = Errno::NOMEM.raw_os_error();
+}
+
+/// No code of the operating system: none is ever zero.
+#[cfg(not(unix))]
+mod errno {
+    pub(super) const AGAIN: i32 = 0;
+    pub(super) const MFILE: i32 = 0;
+    pub(super) const NFILE: i32 = 0;
+    pub(super) const NOMEM: i32 = 0;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_had_is_no_shortage() {
+        assert_eq!(SUPERVISOR.check(), Ok(()));
+    }
+
+    #[test]
+    fn more_memory_than_there_is_address_space_is_named() {
+        let need = Need { descriptors: 0, threads: 0, memory: isize::MAX as usize };
+        let shortage = need.check().unwrap_err().to_string();
+        assert!(shortage.contains("too little memory") && shortage.contains("ulimit -v"), "{shortage}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_error_that_is_a_limit_names_it() {
+        let told = |code| with_remedy(&io::Error::from_raw_os_error(code));
+        assert!(told(errno::MFILE).contains("ulimit -n"));
+        assert!(told(errno::NFILE).contains("fs.file-max"));
+        assert!(no_thread(&io::Error::from_raw_os_error(errno::AGAIN)).contains("ulimit -u"));
+        assert!(told(errno::NOMEM).contains("ulimit -v"));
+        let other = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert_eq!(with_remedy(&other), other.to_string());
+    }
+}

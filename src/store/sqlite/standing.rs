@@ -1,0 +1,210 @@
+//! Whether the path of a database still leads to what was opened there.
+//!
+//! SQLite works with open files, and whoever comes next works with what stands at the path. When the two are not the
+//! same any more, the open one rules nothing: the next run is granted in the other (invariant I1). A database is three
+//! files: the file itself, its write-ahead log with what was committed last, and the shared memory with the locks.
+
+use std::{
+    ffi::OsStr,
+    io,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+/// The files that the connections of one store have open.
+#[derive(Debug)]
+pub(super) struct Opened {
+    path: PathBuf,
+    file: Option<Identity>,
+    log: Aside,
+    memory: Aside,
+}
+
+/// What stands at the path now.
+#[derive(Debug)]
+pub(super) enum Standing {
+    /// What was opened.
+    Same,
+    /// Another file.
+    Other,
+    /// Nothing: whoever comes next makes a new file.
+    Nothing,
+    /// The same file without the log or the shared memory that was opened with it. What was committed last is lost to
+    /// whoever comes next.
+    Torn,
+}
+
+/// A file that SQLite keeps beside the database. It is seen from when it is there: it may come with the first statement.
+#[derive(Debug)]
+struct Aside {
+    path: PathBuf,
+    seen: OnceLock<Option<Identity>>,
+}
+
+impl Opened {
+    /// What stands at the path, to be taken right after it was opened.
+    ///
+    /// # Errors
+    /// Of the file system; so it is when nothing stands there.
+    pub(super) fn at(path: &Path) -> io::Result<Self> {
+        let file = identity(path)?;
+        // SQLite names the files beside it after the database's own name, whatever link has led there.
+        let own = path.canonicalize()?;
+        let opened = Self {
+            path: path.to_owned(),
+            file,
+            log: Aside::of(&own, "-wal"),
+            memory: Aside::of(&own, "-shm"),
+        };
+        opened.log.is_same()?;
+        opened.memory.is_same()?;
+        Ok(opened)
+    }
+
+    pub(super) fn file(&self) -> Option<Identity> {
+        self.file
+    }
+
+    /// # Errors
+    /// Of the file system, when it does not tell.
+    pub(super) fn look(&self) -> io::Result<Standing> {
+        let Some(found) = if_there(identity(&self.path))? else { return Ok(Standing::Nothing) };
+        if found != self.file {
+            return Ok(Standing::Other);
+        }
+        Ok(match self.log.is_same()? && self.memory.is_same()? {
+            true => Standing::Same,
+            false => Standing::Torn,
+        })
+    }
+}
+
+impl Aside {
+    fn of(database: &Path, suffix: &str) -> Self {
+        let mut path = database.as_os_str().to_owned();
+        path.push(OsStr::new(suffix));
+        Self { path: path.into(), seen: OnceLock::new() }
+    }
+
+    fn is_same(&self) -> io::Result<bool> {
+        let found = if_there(identity(&self.path))?;
+        Ok(match (self.seen.get(), found) {
+            (Some(seen), found) => found == Some(*seen),
+            (None, Some(found)) => *self.seen.get_or_init(|| found) == found,
+            (None, None) => true,
+        })
+    }
+}
+
+/// A file itself, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+/// Which file a path leads to; `None` where the platform cannot say.
+pub(super) fn identity(path: &Path) -> io::Result<Option<Identity>> {
+    let found = std::fs::metadata(path)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        Ok(Some(Identity { device: found.dev(), inode: found.ino() }))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = found;
+        Ok(None)
+    }
+}
+
+/// Whether the log of this database is there.
+pub(super) fn has_log(database: &Path) -> bool {
+    database.canonicalize().is_ok_and(|own| Aside::of(&own, "-wal").path.exists())
+}
+
+/// `None` for what is certainly not there.
+pub(super) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if is_absent(&error) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// As SQLite leaves it while a connection is open.
+    fn database() -> (tempfile::TempDir, PathBuf, Opened) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d/t.db");
+        fs::create_dir(dir.path().join("d")).unwrap();
+        for suffix in ["", "-wal", "-shm"] {
+            fs::write(beside(&path, suffix), suffix).unwrap();
+        }
+        let opened = Opened::at(&path).unwrap();
+        (dir, path, opened)
+    }
+
+    fn beside(path: &Path, suffix: &str) -> PathBuf {
+        Aside::of(path, suffix).path
+    }
+
+    fn look(opened: &Opened) -> String {
+        format!("{:?}", opened.look().unwrap())
+    }
+
+    #[test]
+    fn what_is_written_to_or_copied_stays_the_same() {
+        let (dir, path, opened) = database();
+        fs::copy(&path, dir.path().join("copy.db")).unwrap();
+        fs::write(&path, "more").unwrap();
+        fs::write(beside(&path, "-wal"), "").unwrap();
+        assert_eq!(look(&opened), "Same");
+    }
+
+    #[test]
+    fn another_file_nothing_and_a_missing_part_are_told_apart() {
+        let (dir, path, opened) = database();
+        let moved = dir.path().join("moved");
+        for suffix in ["-wal", "-shm"] {
+            fs::rename(beside(&path, suffix), &moved).unwrap();
+            assert_eq!(look(&opened), "Torn", "{suffix}");
+            fs::write(beside(&path, suffix), "new").unwrap();
+            assert_eq!(look(&opened), "Torn", "{suffix}");
+            fs::rename(&moved, beside(&path, suffix)).unwrap();
+            assert_eq!(look(&opened), "Same", "{suffix}");
+        }
+        fs::rename(&path, &moved).unwrap();
+        assert_eq!(look(&opened), "Nothing");
+        fs::write(&path, "new").unwrap();
+        assert_eq!(look(&opened), "Other");
+        fs::rename(&moved, &path).unwrap();
+        fs::rename(dir.path().join("d"), &moved).unwrap();
+        assert_eq!(look(&opened), "Nothing");
+        fs::write(dir.path().join("d"), "no directory").unwrap();
+        assert_eq!(look(&opened), "Nothing");
+    }
+
+    #[test]
+    fn a_link_that_leads_elsewhere_now_leads_to_another_file() {
+        let (dir, path, _) = database();
+        let (link, other) = (dir.path().join("link.db"), dir.path().join("other.db"));
+        fs::write(&other, "").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let opened = Opened::at(&link).unwrap();
+        assert_eq!(look(&opened), "Same");
+        fs::rename(beside(&path, "-wal"), dir.path().join("moved")).unwrap();
+        assert_eq!(look(&opened), "Torn", "the log is beside the file, not beside the link");
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        assert_eq!(look(&opened), "Other");
+    }
+}
