@@ -61,6 +61,8 @@ mod census;
 #[path = "process/group.rs"]
 mod census;
 mod ending;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod leave;
 mod patience;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod reading;
@@ -141,6 +143,16 @@ impl ProcessTree {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub fn with_all_below_this_process(mut self) -> Self {
         self.census.add_all_below();
+        self
+    }
+
+    /// Lets processes of these names, and what descends from them, live on: helpers that are meant to be shared, such
+    /// as a build daemon. They are no members; a [`TreeEnd`] tells those of these names.
+    ///
+    /// A name is what the kernel keeps (`ps -o comm`), cut to 15 bytes. The root is never left.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub fn leaving(mut self, names: impl IntoIterator<Item = String>) -> Self {
+        self.census.leave(names);
         self
     }
 
@@ -255,6 +267,11 @@ impl TreeEnd {
         self.processes.iter().filter(|process| process.how == Outcome::Killed)
     }
 
+    /// Those that were to live on: see [`ProcessTree::leaving`].
+    pub fn left(&self) -> impl Iterator<Item = &ProcessEnd> {
+        self.processes.iter().filter(|process| process.how == Outcome::Left)
+    }
+
     /// Those that are still alive.
     pub fn survivors(&self) -> impl Iterator<Item = &ProcessEnd> {
         self.processes.iter().filter(|process| process.how == Outcome::Survived)
@@ -283,4 +300,6 @@ pub enum Outcome {
     Killed,
     /// It was sent SIGKILL, or may not be, and is still alive.
     Survived,
+    /// It was to live on, and was sent nothing.
+    Left,
 }

@@ -1,6 +1,6 @@
 //! The command `tenure`, as scripts and people meet it: exit codes, events, answers, and what becomes of CMD.
 //!
-//! The guardian and the terminal have tests of their own in `guardian.rs`.
+//! The guardian and the foreground of a terminal have tests of their own in `guardian.rs`.
 
 #![cfg(all(target_os = "linux", any(feature = "postgres", feature = "sqlite")))]
 
@@ -35,12 +35,21 @@ mod files;
 #[cfg(feature = "postgres")]
 #[path = "command/hidden.rs"]
 mod hidden;
+#[cfg(feature = "sqlite")]
+#[path = "command/inheriting.rs"]
+mod inheriting;
+#[cfg(feature = "sqlite")]
+#[path = "command/leaving.rs"]
+mod leaving;
 #[path = "command/limits.rs"]
 mod limits;
 #[path = "command/looking.rs"]
 mod looking;
 #[path = "command/names.rs"]
 mod names;
+#[cfg(feature = "sqlite")]
+#[path = "command/on_a_terminal.rs"]
+mod on_a_terminal;
 #[path = "command/operating.rs"]
 mod operating;
 #[cfg(feature = "postgres")]
@@ -62,6 +71,8 @@ mod scene;
 #[cfg(feature = "postgres")]
 #[path = "command/secrets.rs"]
 mod secrets;
+#[path = "command/signals.rs"]
+mod signals;
 #[cfg(feature = "postgres")]
 #[path = "command/standby.rs"]
 mod standby;

@@ -51,9 +51,10 @@ mod workers {
 
     use super::{
         guarded::{Guarded, Plan, Reports, start},
+        inherited::Dispositions,
         support::process::{Commands, Worker, say},
         terminal::Terminal,
-        wire::{Group, Report, Setup, Trust},
+        wire::{Group, Report, Setup, ToldBy, Trust},
     };
 
     fn trust(millis: u64) -> Trust {
@@ -73,6 +74,7 @@ mod workers {
     pub(super) fn command(mut commands: Commands) {
         // A shell has to put it in front first.
         while variable("TTY").is_some() && commands.next_blocking() != "begin" {}
+        SigSet::from_iter([Number::SIGTSTP]).thread_block().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.unwrap().block_on(async { Run::new().run(commands).await });
     }
@@ -99,6 +101,8 @@ mod workers {
                 trust: trust(variable("TRUST").map_or(600_000, |millis| number(&millis))),
                 grace: Duration::from_millis(variable("GRACE").map_or(600_000, |millis| number(&millis))),
                 group,
+                dispositions: Dispositions { blocked: 0, ignored: 0 },
+                leave: variable("LEAVE").into_iter().collect(),
             };
             let program: Vec<_> = match (variable("PROGRAM"), variable("SCRIPT")) {
                 (Some(program), _) => vec![program.into()],
@@ -149,8 +153,12 @@ mod workers {
                     say("renewed");
                     told
                 }
-                "stop" => guarded.stop(Duration::from_millis(number(rest))),
+                "stop" => guarded.stop(Duration::from_millis(number(rest)), ToldBy::Sigterm),
+                "interrupt" => {
+                    guarded.stop(Duration::from_millis(number(rest)), ToldBy::Signal(Signal::INT.as_raw()))
+                }
                 "signal" => guarded.signal(number(rest)),
+                "signal-group" => guarded.signal_group(number(rest)),
                 _ => panic!("no order {order:?}"),
             };
         }
@@ -164,22 +172,23 @@ mod workers {
             }
             say(&report);
             if matches!(report, Report::Stopped(_)) && self.terminal.is_some() {
-                self.on_stopped().await;
+                self.on_stopped();
             }
         }
 
-        async fn on_stopped(&mut self) {
+        fn on_stopped(&mut self) {
             let Some((terminal, guarded)) = self.terminal.as_mut().zip(self.guarded.as_ref()) else { return };
-            if !terminal.follow_stop(self.group).await.unwrap() {
+            if self.group != Group::Own {
                 return;
             }
+            terminal.follow_stop();
             say(if terminal.is_ours() { "resumed in front" } else { "resumed behind" });
             if variable("LOST").is_some() {
-                guarded.stop(Duration::ZERO).unwrap();
+                guarded.stop(Duration::ZERO, ToldBy::Sigterm).unwrap();
                 return;
             }
             terminal.lend(self.group, self.program).unwrap();
-            guarded.signal(Signal::CONT.as_raw()).unwrap();
+            guarded.signal_group(Signal::CONT.as_raw()).unwrap();
         }
     }
 
@@ -372,13 +381,122 @@ async fn a_signal_that_ended_cmd_is_told() {
 }
 
 #[tokio::test]
-async fn a_signal_is_passed_on_to_the_group_of_cmd() {
-    let mut rig = Rig::new("trap 'exit 8' USR1; ready; while :; do sleep 0.01; done", &[]);
+async fn a_signal_is_passed_on_to_cmd_alone_and_one_for_the_group_to_all_of_it() {
+    // The child says by its death whether it was told.
+    let script = "trap ': > $dir/told' USR1; sleep 6000 & child=$!; echo $child >> $pids; ready
+        wait $child; wait $child; exit $?";
+    for (order, code) in [("signal", "137"), ("signal-group", "138")] {
+        let mut rig = Rig::new(script, &[]);
+        rig.go().await;
+        rig.send(&format!("{order} 10"));
+        rig.wait_for("told");
+        if order == "signal" {
+            assert!(process_table::is_alive(rig.pids()[0]));
+            process_table::signal(rig.pids()[0], Signal::KILL);
+        }
+        assert_eq!(rig.expect("exited ").await, code);
+        rig.expect("tree-empty").await;
+    }
+}
+
+#[tokio::test]
+async fn cmd_is_told_by_the_signal_of_the_stop_and_what_it_leaves_by_sigterm() {
+    let script =
+        "trap 'echo told >> $dir/outside; exit 4' TERM; : > $dir/ready; while :; do sleep 0.01; done";
+    let script = format!(
+        "setsid sh -c '{}' & trap 'trap - INT; kill -INT $$' INT
+        until [ -e $dir/ready ]; do sleep 0.01; done; while :; do sleep 0.01; done",
+        script.replace('\'', r"'\''")
+    );
+    let mut rig = Rig::new(&script, &[]);
     rig.go().await;
-    rig.send("signal 10");
-    let end = rig.expect("").await;
-    assert!(end == "exited 8" || end == "signaled 10", "{end}");
+    rig.send("interrupt 600000");
+    assert_eq!(rig.expect("").await, "signaled 2");
+    assert_eq!(rig.expect("").await, "tree-empty", "SIGTERM has sufficed for the rest");
+    assert_eq!(rig.text("outside"), "told\n");
+}
+
+#[tokio::test]
+async fn cmd_that_ignores_the_signal_of_a_stop_is_killed_when_its_grace_is_over() {
+    let mut rig = Rig::new("trap '' INT; echo $$ >> $pids; ready; while :; do sleep 0.01; done", &[]);
+    rig.go().await;
+    rig.send("interrupt 300");
+    rig.expect("signaled 9").await;
     rig.expect("tree-empty").await;
+    rig.assert_gone();
+}
+
+#[tokio::test]
+async fn a_process_that_never_became_cmd_is_not_told_as_killed() {
+    for program in ["/does/not/exist", "/proc/self"] {
+        for _ in 0..5 {
+            let mut rig = Rig::new("", &[("PROGRAM", program)]);
+            rig.expect("ready ").await;
+            rig.send("go");
+            rig.expect("cannot-start ").await;
+            assert_eq!(rig.expect("").await, "tree-empty");
+        }
+    }
+    let mut rig = Rig::new("ready", &[]);
+    rig.expect("ready ").await;
+    rig.send("stop 0");
+    assert_eq!(rig.expect("").await, "tree-empty");
+}
+
+#[tokio::test]
+async fn a_guardian_that_was_stopped_goes_on_with_the_next_order() {
+    let script = "trap 'exit 9' TERM; kill -STOP $PPID; ready; while :; do sleep 0.01; done";
+    let mut rig = Rig::new(script, &[]);
+    rig.go().await;
+    rig.send("stop 600000");
+    assert_eq!(rig.expect("").await, "exited 9", "with its grace");
+    assert_eq!(rig.expect("").await, "tree-empty");
+}
+
+#[tokio::test]
+async fn a_guardian_that_is_stopped_again_and_again_holds_up_no_stop() {
+    let script =
+        "trap '' TERM; echo $$ >> $pids; kill -STOP $PPID; ready; while :; do kill -STOP $PPID; done";
+    let mut rig = Rig::new(script, &[]);
+    let pid = rig.go().await;
+    let guardian = rig.guardian_of(pid);
+    // With a patience that is meant for one that hears and obeys.
+    rig.send("stop 600000");
+    rig.expect("guardian-lost").await;
+    let next = rig.expect("").await;
+    assert!(next == "tree-empty" || next.starts_with(&format!("killed {pid} ")), "{next}");
+    if next != "tree-empty" {
+        assert_eq!(rig.expect("").await, "tree-empty", "the guardian is none of CMD's processes");
+    }
+    rig.assert_gone();
+    process_table::wait_until_gone(guardian, BOUND);
+}
+
+#[tokio::test]
+async fn what_may_be_left_lives_on_and_is_told() {
+    let script = "setsid sh -c 'sleep 6000 & echo $! > $dir/child; echo helper > /proc/self/comm
+            echo $$ > $dir/helper; : > $dir/there; wait' &
+        sleep 6000 & echo $! >> $pids; until [ -e $dir/there ]; do sleep 0.01; done; ready; exit 3";
+    for lost in [false, true] {
+        let mut rig =
+            Rig::new(&script.replace("exit 3", "while :; do sleep 0.01; done"), &[("LEAVE", "helper")]);
+        let pid = rig.go().await;
+        let number = |file| rig.text(file).trim().parse::<i32>().unwrap();
+        let (helper, child) = (number("helper"), number("child"));
+        if lost {
+            process_table::signal(rig.guardian_of(pid), Signal::KILL);
+            rig.expect("guardian-lost").await;
+        } else {
+            rig.send("stop 600000");
+        }
+        assert_eq!(rig.expect("left ").await, format!("{helper} helper"));
+        rig.expect("tree-empty").await;
+        rig.assert_gone();
+        assert!(process_table::is_alive(helper) && process_table::is_alive(child));
+        for pid in [helper, child] {
+            process_table::signal(pid, Signal::KILL);
+        }
+    }
 }
 
 #[tokio::test]

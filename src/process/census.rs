@@ -15,6 +15,7 @@ use rustix::{
 
 use super::{
     Identity, Look, Member,
+    leave::Leave,
     patience::Patience,
     table::{Entry, Table, children, list},
 };
@@ -40,6 +41,8 @@ pub(super) struct Census {
     /// such an id away while anybody is in the group or session.
     groups: HashMap<i32, u64>,
     sessions: HashMap<i32, u64>,
+    root: Option<Identity>,
+    leave: Leave,
 }
 
 impl Census {
@@ -50,11 +53,28 @@ impl Census {
             known: HashSet::new(),
             groups: HashMap::new(),
             sessions: HashMap::new(),
+            root: None,
+            leave: Leave::default(),
         }
+    }
+
+    pub(super) fn leave(&mut self, names: impl IntoIterator<Item = String>) {
+        self.leave.add(names);
+    }
+
+    /// Whether this one was found to live on by permission.
+    pub(super) fn is_left_behind(&self, id: Identity) -> bool {
+        self.leave.holds(id)
+    }
+
+    /// Those of the last look that live on by permission, with their names.
+    pub(super) fn left(&self) -> impl Iterator<Item = (Identity, &str)> {
+        self.leave.left()
     }
 
     pub(super) fn set_root(&mut self, pid: u32) {
         if let Some(root) = pid.try_into().ok().and_then(Entry::read) {
+            self.root = Some(root.id);
             self.admit(&root);
         }
     }
@@ -79,10 +99,14 @@ impl Census {
         let mut parents: Vec<_> = self.all_below.into_iter().collect();
         while let Some(parent) = parents.pop() {
             for entry in children(parent).into_iter().filter_map(Entry::read) {
-                parents.push(entry.id.pid);
-                entries.insert(entry.id, entry);
+                // What descends from one that is left is left.
+                if !self.is_left(&entry) {
+                    parents.push(entry.id.pid);
+                    entries.insert(entry.id, entry);
+                }
             }
         }
+        entries.retain(|_, entry| !self.is_left(entry));
         entries.values().filter(|entry| entry.is_alive()).map(Entry::member).collect()
     }
 
@@ -90,7 +114,7 @@ impl Census {
     pub(super) fn signal_led_groups(&self, signal: Signal) {
         for (group, start) in &self.groups {
             let leads = |entry: Entry| entry.id.start == *start && entry.leads_group();
-            let is_led = *group != getpgrp().as_raw_pid() && Entry::read(*group).is_some_and(leads);
+            let is_led = self.is_ours_alone(*group) && Entry::read(*group).is_some_and(leads);
             if let Some(group) = Pid::from_raw(*group).filter(|_| is_led) {
                 let _ = kill_process_group(group, signal);
             }
@@ -102,7 +126,7 @@ impl Census {
     pub(super) fn signal_all(&self, members: &[Member], signal: Signal) {
         let mut reached = HashSet::new();
         for member in members {
-            let is_own = self.groups.contains_key(&member.group) && member.group != getpgrp().as_raw_pid();
+            let is_own = self.groups.contains_key(&member.group) && self.is_ours_alone(member.group);
             if is_own && !reached.contains(&member.group) && send_to_group_of(member, signal) {
                 reached.insert(member.group);
             }
@@ -110,6 +134,12 @@ impl Census {
         for member in members.iter().filter(|member| !reached.contains(&member.group)) {
             self.signal_one(member, signal);
         }
+    }
+
+    /// Whether a group of the tree can be signalled at once: this process is not in it, and nobody who is to be left can
+    /// be.
+    fn is_ours_alone(&self, group: i32) -> bool {
+        group != getpgrp().as_raw_pid() && self.leave.is_empty()
     }
 
     /// Sends a signal to one member, and not to its group.
@@ -140,7 +170,7 @@ impl Census {
                 // In the middle of an exec, it is looked at again in the next round.
                 let Some(is_member) = is_member else { continue };
                 listed.insert(pid);
-                if is_member {
+                if is_member && !self.is_left(&entry) {
                     self.signal_one(&entry.member(), Signal::STOP);
                     self.admit(&entry);
                     last_seen = Instant::now();
@@ -162,11 +192,35 @@ impl Census {
             .chain(groups.chain(sessions).chain(below).chain(marked).copied())
             .for_each(|one| walk.enter(one));
         let mut inside = walk.follow();
+        self.set_aside(table, &mut inside);
+        let mut inside: Vec<_> = inside.into_iter().collect();
         inside.sort_unstable();
         for index in &inside {
             self.admit(&table.entries[*index]);
         }
         inside
+    }
+
+    /// Takes out who is to live on, and all that this implies.
+    fn set_aside(&mut self, table: &Table, inside: &mut HashSet<usize>) {
+        if self.leave.is_empty() {
+            return;
+        }
+        let named = inside.iter().copied().filter(|index| self.is_left(&table.entries[*index]));
+        let mut walk = Walk::over(table);
+        named.for_each(|index| walk.enter(index));
+        let left = walk.follow_children();
+        inside.retain(|index| !left.contains(index));
+        self.leave.note(left.into_iter().map(|index| &table.entries[index]));
+        // Before it had its name, it may have counted.
+        let is_left = |pid: &i32| self.leave.holds_pid(*pid);
+        self.known.retain(|id| !is_left(&id.pid));
+        self.groups.retain(|group, _| !is_left(group));
+        self.sessions.retain(|session, _| !is_left(session));
+    }
+
+    fn is_left(&self, entry: &Entry) -> bool {
+        self.root != Some(entry.id) && self.leave.means(entry)
     }
 
     /// Whether this entry alone, its markers aside, shows that it belongs to the tree.
@@ -218,7 +272,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn follow(mut self) -> Vec<usize> {
+    /// Nobody but the descendants.
+    fn follow_children(mut self) -> HashSet<usize> {
+        let table = self.table;
+        while let Some(index) = self.open.pop() {
+            let children = table.children.get(&table.entries[index].id.pid);
+            children.into_iter().flatten().for_each(|index| self.enter(*index));
+        }
+        self.inside
+    }
+
+    fn follow(mut self) -> HashSet<usize> {
         let table = self.table;
         while let Some(index) = self.open.pop() {
             let entry = &table.entries[index];
@@ -230,7 +294,7 @@ impl<'a> Walk<'a> {
                 self.enter(*index);
             }
         }
-        self.inside.into_iter().collect()
+        self.inside
     }
 }
 
@@ -331,6 +395,31 @@ mod tests {
         let left = Entry { parent: 1, ..daemon };
         let its_child = entry(A + 2, A + 1, A + 2, A + 2);
         assert_eq!(pids(&mut census, &[left, its_child]), [A + 1, A + 2]);
+    }
+
+    #[test]
+    fn who_is_to_be_left_is_no_member_nor_is_its_offspring_and_the_root_always_is() {
+        let named = |name: &str, entry: Entry| Entry { name: name.into(), ..entry };
+        let root = named("tmux: server", entry(A, 1, A, 1));
+        let mut census = census(&root);
+        census.root = Some(root.id);
+        census.leave(["tmux: server".to_owned(), "a name of more than 15 bytes".to_owned()]);
+        let server = entry(A + 1, A, A + 1, A + 1);
+        assert_eq!(pids(&mut census, &[root.clone(), server.clone()]), [A, A + 1], "not of that name yet");
+        let table = [
+            root,
+            named("tmux: server", server),
+            entry(A + 2, A + 1, A + 2, A + 2),               // its child
+            entry(A + 3, 1, A + 3, A + 1),                   // a stranger in its session
+            named("a name of more ", entry(A + 4, A, A, 1)), // in the group of the root
+            entry(A + 5, A, A, 1),
+        ];
+        assert_eq!(pids(&mut census, &table), [A, A + 5]);
+        let left: Vec<_> = census.left().map(|(id, _)| id.pid).collect();
+        assert_eq!(left, [A + 1, A + 4]);
+        assert!(!census.is_ours_alone(A), "a signal to that group would reach one that is left");
+        let renamed = [named("x", table[1].clone()), table[2].clone()];
+        assert!(pids(&mut census, &renamed).is_empty(), "whoever was left stays left");
     }
 
     #[test]

@@ -153,6 +153,7 @@ impl Ending {
         let mut processes: Vec<_> = self
             .seen
             .into_iter()
+            .filter(|(id, _)| !self.census.is_left_behind(*id))
             .map(|(id, seen)| ProcessEnd {
                 pid: id.pid.unsigned_abs(),
                 name: seen.name,
@@ -163,6 +164,12 @@ impl Ending {
                 },
             })
             .collect();
+        let left = self.census.left();
+        processes.extend(left.map(|(id, name)| ProcessEnd {
+            pid: id.pid.unsigned_abs(),
+            name: name.to_owned(),
+            how: Outcome::Left,
+        }));
         processes.sort_by_key(|process| process.pid);
         TreeEnd { processes }
     }

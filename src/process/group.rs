@@ -27,6 +27,15 @@ impl Census {
         self.group = pid.try_into().ok().and_then(Pid::from_raw);
     }
 
+    /// Names are not known.
+    pub(super) fn is_left_behind(&self, _: Identity) -> bool {
+        false
+    }
+
+    pub(super) fn left(&self) -> impl Iterator<Item = (Identity, &str)> {
+        std::iter::empty()
+    }
+
     /// `None` when the patience is over.
     pub(super) fn scan(&mut self, patience: &Patience) -> Option<Look> {
         if patience.is_over() {

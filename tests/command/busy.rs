@@ -37,7 +37,7 @@ async fn a_busy_session_is_75_and_untouched_and_its_holder_is_named(backend: imp
         command.args(quiet.then_some("-q")).args(run);
         let done = Running::start(command).finish();
         assert_eq!(done.code, 75, "{done:?}");
-        assert!(done.is_said("tenure: acct/chat is busy: held by api-3, since "), "{done:?}");
+        assert!(done.is_said("acct/chat is busy: held by api-3, since "), "{done:?}");
     }
     assert_eq!(backend.image(&key("chat")).await, before);
     client.close().await;

@@ -97,7 +97,7 @@ async fn a_held_session_shows_every_field(backend: impl Reachable) {
         assert!(done.text().contains(part), "{part}: {done:?}");
     }
     run.signal(Signal::TERM);
-    assert_eq!(run.exit(), 143);
+    assert_eq!(run.exit(), -15);
 }
 
 async fn a_session_that_is_stopping_says_who_asked_and_why(backend: impl Reachable) {

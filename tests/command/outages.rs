@@ -50,8 +50,10 @@ async fn an_outage_of_a_third_of_the_lease_is_told_as_a_risk_and_as_recovered() 
     let at_risk = run.event("at_risk");
     assert_eq!(
         crate::events::names(&at_risk),
-        ["account", "at", "event", "run_id", "session", "trusted_for_ms"]
+        ["account", "at", "cause", "confirmed_at", "event", "run_id", "session", "trusted_for_ms"]
     );
+    let confirmed_at = crate::events::instant(&at_risk["confirmed_at"]);
+    assert!(confirmed_at < crate::events::instant(&at_risk["at"]), "{at_risk}");
     assert!(at_risk["trusted_for_ms"].as_u64().is_some_and(|left| left > 0 && left < 9_000), "{at_risk}");
     background::sleep(Duration::from_secs(3).saturating_sub(cut.elapsed())).await;
     proxy.pass();
@@ -96,6 +98,7 @@ async fn nothing_is_alive_when_another_can_acquire_from_a_server_that_stood_stil
     let frozen = server.freeze();
     let stopping = run.event("stopping");
     assert_eq!(stopping["reason"], "unconfirmed");
+    assert!(crate::events::instant(&stopping["confirmed_at"]) < crate::events::instant(&stopping["at"]));
     scene.wait_until_gone();
     assert_eq!(run.exit(), 76, "while the server stands still");
     frozen.thaw();
@@ -147,6 +150,34 @@ async fn a_release_that_fails_leaves_cmds_own_code_and_says_so() {
     assert!(done.is_said("warning: the release is not confirmed"), "{done:?}");
     assert!(done.is_said("not released"), "{done:?}");
     assert!(backend.image(&key("chat")).await.is_some(), "it expires by itself");
+}
+
+#[tokio::test]
+async fn the_wait_for_a_release_that_nobody_answers_is_short_and_said_and_a_signal_ends_it() {
+    use rustix::process::Signal;
+
+    for signal in [None, Some(Signal::INT), Some(Signal::TERM)] {
+        let (scene, backend) = (Scene::new(), PostgresBackend::start(Server::shared(), "").await);
+        let proxy = Proxy::start(Server::shared().address());
+        let url = proxy.url_for(backend.database());
+        // Trusted for eight minutes.
+        let mut command =
+            scene.tenure(["run", "-a", "acct", "-s", "chat", "--ttl", "10m", "--database", &url, "--"]);
+        command.args(["sh", "-c", ": > $dir/ready; read line; exit 7"]).stdin(Stdio::piped());
+        let mut run = Running::start(command);
+        scene.wait_for("ready");
+        proxy.swallow();
+        run.write(b"\n");
+        run.line_of_text("waiting for the database to confirm the release");
+        let said = Instant::now();
+        if let Some(signal) = signal {
+            run.signal(signal);
+        }
+        let done = run.finish();
+        assert_eq!(done.code, 7, "{done:?}");
+        assert!(done.is_said("not released"), "{done:?}");
+        assert!(said.elapsed() < Duration::from_secs(60), "{:?}: {done:?}", said.elapsed());
+    }
 }
 
 /// A pipe that is full, and that nobody reads.

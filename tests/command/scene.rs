@@ -97,7 +97,17 @@ impl Scene {
 
     /// Gives another way to start the command the same environment.
     pub fn dress<S: AsRef<OsStr>>(&self, mut command: Command, args: impl IntoIterator<Item = S>) -> Command {
-        command.args(args).current_dir(self.dir.path()).process_group(0).stdin(Stdio::null());
+        command.process_group(0).stdin(Stdio::null());
+        self.undirected(command, args)
+    }
+
+    /// The same with the group and the input of the test's, for a test that gives it others.
+    pub fn undirected<S: AsRef<OsStr>>(
+        &self,
+        mut command: Command,
+        args: impl IntoIterator<Item = S>,
+    ) -> Command {
+        command.args(args).current_dir(self.dir.path());
         for name in ["TENURE_DATABASE_URL", "DATABASE_URL", "TENURE_SOCKET", "TENURE_RUN_ID"] {
             command.env_remove(name);
         }
@@ -246,6 +256,18 @@ impl Running {
             self.said.push(line);
             if is_wanted(&event) {
                 return event;
+            }
+        }
+    }
+
+    /// The same of a line for people.
+    #[track_caller]
+    pub fn line_of_text(&mut self, text: &str) {
+        let until = Instant::now() + AT_LAST;
+        while !self.said.iter().any(|line| line.contains(text)) {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.said.push(line),
+                Err(_) => panic!("no {text:?} after {:#?}", self.said),
             }
         }
     }

@@ -94,8 +94,12 @@ pub(crate) struct Run {
     /// Where events go instead of stderr: a file to append to, or the number of an open descriptor.
     #[arg(long, value_name = "PATH|FD")]
     pub(crate) events: Option<PathBuf>,
-    /// The program to run, and its arguments.
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// Let processes of this name outlive the run, and what they start: a helper that is meant to be shared, such as a
+    /// build daemon. The name is what `ps -o comm` shows. May be given more than once.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) leave: Vec<String>,
+    /// The program to run, and its arguments. One whose name begins with a dash needs `--` before it.
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) program: Vec<OsString>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     cell::OnceCell,
+    fmt,
     fs::{File, OpenOptions},
     io::{self, Write},
     os::unix::fs::OpenOptionsExt as _,
@@ -11,7 +12,7 @@ use std::{
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde_json::{Value, json};
-use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus};
+use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus, printable};
 
 use crate::{exit::Failure, inherited, lines::Lines, show};
 
@@ -22,7 +23,7 @@ pub(crate) struct Events {
     quiet: bool,
     key: SessionKey,
     /// From the grant on.
-    run_id: OnceCell<RunId>,
+    run: OnceCell<RunId>,
 }
 
 /// Something to tell.
@@ -37,23 +38,46 @@ pub(crate) enum Event<'a> {
     },
     AtRisk {
         trusted_for: Duration,
+        confirmed_at: Option<SystemTime>,
+        cause: Option<&'a str>,
     },
     Recovered,
-    Stopping {
-        reason: &'a str,
-        by: Option<&'a str>,
-        why: Option<&'a str>,
+    /// This command is about to be stopped, as CMD is.
+    Suspended {
+        trusted_for: Duration,
     },
+    Stopping(Why<'a>),
     Ended {
-        reason: &'a str,
-        why: Option<&'a str>,
+        why: Why<'a>,
         exit_code: u8,
         released: bool,
     },
+    /// A process outlives the run by permission.
+    Left {
+        pid: u32,
+        name: &'a str,
+    },
     /// For people only.
     Note(&'a str),
-    /// For people, even when only errors are wanted.
+    /// Even when only errors are wanted.
     Failed(&'a Failure),
+}
+
+/// Why a run ends, as far as it is known and applies.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Why<'a> {
+    /// One word.
+    pub(crate) reason: &'a str,
+    /// Who asked.
+    pub(crate) by: Option<&'a str>,
+    /// In the words of whoever asked.
+    pub(crate) why: Option<&'a str>,
+    /// The limit that was reached.
+    pub(crate) limit: Option<Duration>,
+    /// When the lease was confirmed last, by the local clock, where it is lost because it was not again.
+    pub(crate) confirmed_at: Option<SystemTime>,
+    /// What stood against it.
+    pub(crate) cause: Option<&'a str>,
 }
 
 impl Events {
@@ -66,12 +90,12 @@ impl Events {
                 None => Box::new(open_to_append(path)?),
             },
         };
-        Ok(Self { lines: Lines::to(output)?, json, quiet, key, run_id: OnceCell::new() })
+        Ok(Self { lines: Lines::to(output)?, json, quiet, key, run: OnceCell::new() })
     }
 
     pub(crate) fn tell(&self, event: &Event<'_>) {
         if let Event::Acquired { run, .. } = event {
-            self.run_id.get_or_init(|| run.run_id());
+            let _ = self.run.set(run.run_id());
         }
         let line = match (self.json, self.quiet) {
             (true, _) => match self.json_of(event) {
@@ -79,51 +103,27 @@ impl Events {
                 None => return,
             },
             (false, true) if !matches!(event, Event::Failed(_)) => return,
-            (false, _) => format!("tenure: {}", self.sentence(event)),
+            (false, _) => format!("tenure: {} {}", show::rfc3339(SystemTime::now()), self.sentence(event)),
         };
         self.lines.send((line + "\n").into_bytes());
     }
 
     /// Waits a little for what is still to be written.
-    pub(crate) fn close(self) {
+    pub(crate) fn flush(&self) {
         self.lines.finish();
     }
 
     fn json_of(&self, event: &Event<'_>) -> Option<Value> {
-        let now = show::rfc3339(SystemTime::now());
-        let (name, at, more) = match event {
-            Event::Acquired { run, holder, ttl } => (
-                "acquired",
-                show::rfc3339(run.acquired_at()),
-                json!({ "fence": run.fence().as_i64(), "holder": holder, "ttl_ms": show::millis(*ttl) }),
-            ),
-            Event::Busy { holder } => {
-                let status = SessionStatus::held(self.key.clone(), (*holder).clone());
-                ("busy", now, json!({ "waiting": 0, "holder": show::session_json(&status) }))
-            }
-            Event::AtRisk { trusted_for } => {
-                ("at_risk", now, json!({ "trusted_for_ms": show::millis(*trusted_for) }))
-            }
-            Event::Recovered => ("recovered", now, json!({})),
-            Event::Stopping { reason, by, why } => {
-                ("stopping", now, json!({ "reason": reason, "by": by, "why": why }))
-            }
-            Event::Ended { reason, why, exit_code, released } => (
-                "ended",
-                now,
-                json!({ "reason": reason, "why": why, "exit_code": exit_code, "released": released }),
-            ),
-            Event::Failed(failure) => ("failed", now, failure.to_json()),
-            Event::Note(_) => return None,
-        };
-        let mut json = json!({
-            "event": name, "account": self.key.account(), "session": self.key.session(), "at": at,
-        });
-        if let (Value::Object(json), Value::Object(more)) = (&mut json, more) {
-            json.extend(self.run_id.get().map(|run_id| ("run_id".to_owned(), json!(run_id.to_string()))));
-            json.extend(more);
+        let (word, mut fields) = fields_of(event, &self.key)?;
+        let object = fields.as_object_mut()?;
+        object.insert("event".to_owned(), json!(word));
+        object.insert("account".to_owned(), json!(self.key.account()));
+        object.insert("session".to_owned(), json!(self.key.session()));
+        if let Some(run) = self.run.get() {
+            object.insert("run_id".to_owned(), json!(run.to_string()));
         }
-        Some(json)
+        object.entry("at").or_insert_with(|| json!(show::rfc3339(SystemTime::now())));
+        Some(fields)
     }
 
     fn sentence(&self, event: &Event<'_>) -> String {
@@ -136,29 +136,100 @@ impl Events {
                 humantime::format_duration(*ttl)
             ),
             Event::Busy { holder } => format!("{key} is busy: {}", show::held_by(holder)),
-            Event::AtRisk { trusted_for } => {
-                format!(
-                    "at risk: the lease is not confirmed; CMD is stopped in {}",
-                    show::short(*trusted_for)
-                )
+            Event::AtRisk { trusted_for, confirmed_at, cause } => {
+                let detail = unconfirmed(*confirmed_at, *cause);
+                format!("at risk{detail}; CMD is stopped in {}", show::short(*trusted_for))
             }
             Event::Recovered => "recovered: the lease is confirmed again".to_owned(),
-            Event::Stopping { reason, by: None, why: None } => format!("stopping ({reason})"),
-            Event::Stopping { reason, by, why } => {
-                format!("stopping ({reason}, asked{})", show::request(*by, *why))
-            }
-            Event::Ended { reason, exit_code, released, .. } => {
-                let released = match (*released, *reason) {
+            Event::Suspended { trusted_for } => format!(
+                "suspended: the lease lasts for {}, until {}; CMD is ended then, unless it is continued before (fg)",
+                show::short(*trusted_for),
+                show::rfc3339(SystemTime::now() + *trusted_for)
+            ),
+            Event::Stopping(why) => format!("stopping ({why})"),
+            Event::Ended { why, exit_code, released } => {
+                let released = match (*released, why.reason) {
                     (true, _) => "released",
                     (false, "superseded") => "is another run's, or its row was deleted",
                     (false, _) => "not released: it expires by itself",
                 };
-                format!("ended ({reason}, exit code {exit_code}), {key} {released}")
+                format!("ended ({why}, exit code {exit_code}), {key} {released}")
+            }
+            Event::Left { pid, name } => {
+                format!("left process {pid} ({}) running, as --leave says", printable(name))
             }
             Event::Note(text) => (*text).to_owned(),
             Event::Failed(failure) => failure.to_string(),
         }
     }
+}
+
+/// An event's name and its own fields; `None` of what is for people only.
+fn fields_of(event: &Event<'_>, key: &SessionKey) -> Option<(&'static str, Value)> {
+    Some(match event {
+        Event::Acquired { run, holder, ttl } => {
+            let at = show::rfc3339(run.acquired_at());
+            let (fence, ttl_ms) = (run.fence().as_i64(), show::millis(*ttl));
+            ("acquired", json!({ "fence": fence, "holder": holder, "ttl_ms": ttl_ms, "at": at }))
+        }
+        Event::Busy { holder } => {
+            let holder = show::session_json(&SessionStatus::held(key.clone(), (*holder).clone()));
+            ("busy", json!({ "holder": holder, "waiting": 0 }))
+        }
+        Event::AtRisk { trusted_for, confirmed_at, cause } => {
+            let confirmed_at = confirmed_at.map(show::rfc3339);
+            let trusted_for = show::millis(*trusted_for);
+            let fields =
+                json!({ "trusted_for_ms": trusted_for, "confirmed_at": confirmed_at, "cause": cause });
+            ("at_risk", fields)
+        }
+        Event::Recovered => ("recovered", json!({})),
+        Event::Suspended { trusted_for } => {
+            ("suspended", json!({ "trusted_for_ms": show::millis(*trusted_for) }))
+        }
+        Event::Stopping(why) => ("stopping", why.fields()),
+        Event::Ended { why, exit_code, released } => {
+            let mut fields = why.fields();
+            fields["exit_code"] = json!(exit_code);
+            fields["released"] = json!(released);
+            ("ended", fields)
+        }
+        Event::Left { pid, name } => ("left", json!({ "pid": pid, "name": name })),
+        Event::Failed(failure) => ("failed", failure.to_json()),
+        Event::Note(_) => return None,
+    })
+}
+
+impl Why<'_> {
+    fn fields(&self) -> Value {
+        json!({
+            "reason": self.reason, "by": self.by, "why": self.why, "limit_ms": self.limit.map(show::millis),
+            "confirmed_at": self.confirmed_at.map(show::rfc3339), "cause": self.cause,
+        })
+    }
+}
+
+impl fmt::Display for Why<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason)?;
+        if self.by.is_some() || self.why.is_some() {
+            write!(f, ", asked{}", show::request(self.by, self.why))?;
+        }
+        if let Some(limit) = self.limit {
+            write!(f, " after {}", humantime::format_duration(limit))?;
+        }
+        if self.confirmed_at.is_some() {
+            f.write_str(&unconfirmed(self.confirmed_at, self.cause))?;
+        }
+        Ok(())
+    }
+}
+
+/// What was not confirmed, since when, and why.
+fn unconfirmed(since: Option<SystemTime>, cause: Option<&str>) -> String {
+    let since = since.map(|at| format!(" since {}", show::rfc3339(at))).unwrap_or_default();
+    let cause = cause.map(|cause| format!(" ({})", printable(cause))).unwrap_or_default();
+    format!(": no renewal of the lease was confirmed{since}{cause}")
 }
 
 /// A FIFO that nobody reads is an error: to wait for a reader would be to wait with nothing started, without end.

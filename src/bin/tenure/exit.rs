@@ -26,6 +26,31 @@ pub(crate) const CANNOT_EXECUTE: u8 = 126;
 #[cfg(target_os = "linux")]
 pub(crate) const NOT_FOUND: u8 = 127;
 
+/// How this process ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Code(u8),
+    /// By this signal, so that a shell that runs a script stops as well.
+    #[cfg(target_os = "linux")]
+    Signal(i32),
+}
+
+impl Exit {
+    /// What others read as the exit code.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            #[cfg(target_os = "linux")]
+            Self::Signal(number) => by_signal(number),
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+pub(crate) fn by_signal(number: i32) -> u8 {
+    u8::try_from(128 + number).unwrap_or(u8::MAX)
+}
+
 /// Why the command ends without having done what it was asked. For people it is one sentence: what is wrong, and
 /// behind a semicolon what to do about it.
 #[derive(Debug)]

@@ -2,19 +2,24 @@
 
 use std::{
     ffi::OsString,
+    fs,
     future::Future,
     io,
-    os::unix::{net::UnixStream as StdStream, process::CommandExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream as StdStream, process::CommandExt as _},
+    },
     path::PathBuf,
     pin::Pin,
     process::Command,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tenure::{
     clock::{BootInstant, Clock as _, SystemClock},
     process::{ProcessTree, TreeEnd, become_subreaper},
@@ -24,16 +29,22 @@ use tokio::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
-    time::timeout,
+    time::{Interval, MissedTickBehavior, interval, timeout},
 };
 
 use crate::{
     inherited,
-    wire::{GUARDIAN, Order, Report, Setup, Trust, take_line},
+    wire::{GUARDIAN, Order, Report, Setup, ToldBy, Trust, take_line},
 };
 
 /// How long a last look at what the guardian has said may take, before it counts as lost.
 const LAST_LOOK: Duration = Duration::from_millis(20);
+/// An order that is not answered after this long is waited for in steps of this length, each lived through by this
+/// process: time that it was itself frozen for counts as one.
+const ANSWER_STEP: Duration = Duration::from_secs(1);
+/// So many steps without an answer, or at which it was found stopped, and the guardian counts as lost. It is continued at
+/// each.
+const ANSWER_STEPS: u32 = 6;
 /// Timers stand still in suspend: the boot clock is read again at least this often.
 const CLOCK_STEP: Duration = Duration::from_millis(500);
 
@@ -54,7 +65,18 @@ pub(crate) struct Plan {
 #[must_use = "dropping it ends CMD"]
 pub(crate) struct Guarded {
     orders: OwnedWriteHalf,
-    kill_at: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+/// What those who give orders and those who read reports share.
+#[derive(Debug, Default)]
+struct Shared {
+    /// In nanoseconds of the boot clock.
+    kill_at: AtomicU64,
+    /// Orders given.
+    orders: AtomicU64,
+    /// The tree is to end, and the guardian has work to do without further orders.
+    is_stopping: AtomicBool,
 }
 
 /// What the guardian reports. To be read all the time: this is also what replaces a guardian that is lost.
@@ -62,18 +84,46 @@ pub(crate) struct Guarded {
 pub(crate) struct Reports {
     socket: OwnedReadHalf,
     received: Vec<u8>,
-    kill_at: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+    answers: Answers,
     /// How long past the kill instant the guardian may stay silent, before it counts as lost: half of what then is
     /// left until another run can start.
     silence: Duration,
-    guardian: std::process::Child,
+    guardian: Guardian,
     tree: ProcessTree,
     rescue: Option<Rescue>,
     is_over: bool,
 }
 
+/// The guardian's process.
+#[derive(Debug)]
+struct Guardian {
+    child: std::process::Child,
+    /// Where the kernel has none, nobody continues a stopped guardian.
+    handle: Option<OwnedFd>,
+}
+
+/// Whether the guardian answers.
+#[derive(Debug)]
+struct Answers {
+    /// Orders that it has heard.
+    heard: u64,
+    /// Of the wait for it, when there is something to wait for.
+    wait: Option<Wait>,
+    step: Interval,
+}
+
+/// In steps, in a row.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wait {
+    unanswered: u32,
+    stopped: u32,
+}
+
 /// The command does the guardian's work.
 struct Rescue {
+    /// Its end is no news of CMD's.
+    guardian: u32,
     tree: ProcessTree,
     end: Pin<Box<dyn Future<Output = TreeEnd> + Send>>,
     unsaid: Vec<Report>,
@@ -100,20 +150,21 @@ pub(crate) fn start(plan: &Plan) -> io::Result<(Guarded, Reports)> {
             None => command.env_remove(name),
         };
     }
-    let guardian = command.spawn()?;
+    let child = command.spawn()?;
+    let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
     let (socket, orders) = UnixStream::from_std(ours)?.into_split();
-    let kill_at = Arc::new(AtomicU64::new(plan.setup.trust.kill_at.as_nanos()));
     let tree = ProcessTree::of(plan.setup.run).with_all_below_this_process();
-    let Trust { until, kill_at: last } = plan.setup.trust;
-    let silence = last.saturating_since(until) / 2;
-    let guarded = Guarded { orders, kill_at: kill_at.clone() };
+    let Trust { until, kill_at } = plan.setup.trust;
+    let shared = Arc::new(Shared { kill_at: AtomicU64::new(kill_at.as_nanos()), ..Shared::default() });
+    let guarded = Guarded { orders, shared: shared.clone() };
     let reports = Reports {
         socket,
         received: Vec::new(),
-        kill_at,
-        silence,
-        guardian,
-        tree,
+        shared,
+        answers: Answers::none_expected(),
+        silence: kill_at.saturating_since(until) / 2,
+        guardian: Guardian { child, handle },
+        tree: tree.leaving(plan.setup.leave.clone()),
         rescue: None,
         is_over: false,
     };
@@ -130,22 +181,29 @@ impl Guarded {
 
     /// Tells of a renewal.
     pub(crate) fn trust(&self, trust: Trust) -> io::Result<()> {
-        self.kill_at.store(trust.kill_at.as_nanos(), Ordering::Relaxed);
+        self.shared.kill_at.store(trust.kill_at.as_nanos(), Ordering::Relaxed);
         self.order(Order::Trust(trust))
     }
 
     /// Ends the tree: asked first, killed after the grace, or at the kill instant when that comes first. A second
     /// stop can only shorten the grace.
-    pub(crate) fn stop(&self, grace: Duration) -> io::Result<()> {
-        self.order(Order::Stop { grace })
+    pub(crate) fn stop(&self, grace: Duration, told_by: ToldBy) -> io::Result<()> {
+        self.shared.is_stopping.store(true, Ordering::Relaxed);
+        self.order(Order::Stop { grace, told_by })
     }
 
-    /// Passes a signal on to CMD's group, by number.
-    pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
-        self.order(Order::Signal(signal))
+    /// Passes a signal on to CMD, by number.
+    pub(crate) fn signal(&self, number: i32) -> io::Result<()> {
+        self.order(Order::Signal { number, to_group: false })
+    }
+
+    /// Passes a signal on to CMD's group, as a terminal would.
+    pub(crate) fn signal_group(&self, number: i32) -> io::Result<()> {
+        self.order(Order::Signal { number, to_group: true })
     }
 
     fn order(&self, order: Order) -> io::Result<()> {
+        self.shared.orders.fetch_add(1, Ordering::Relaxed);
         let line = format!("{order}\n");
         // Past the runtime, which knows of a new socket only after a while that it can be written, and refuses until
         // then. The buffer holds thousands of lines, so it takes a line whole or the guardian does not read any more.
@@ -172,25 +230,82 @@ impl Reports {
                 return Some(report);
             }
             if let Some(line) = take_line(&mut self.received) {
-                if let Ok(report) = line.parse::<Report>() {
-                    self.is_over = report == Report::TreeEmpty;
-                    return Some(report);
+                match line.parse() {
+                    Ok(Report::Heard(orders)) => self.answers.heard = orders,
+                    Ok(report) => {
+                        self.is_over = report == Report::TreeEmpty;
+                        return Some(report);
+                    }
+                    // From the same binary: an unknown line cannot be.
+                    Err(_) => {}
                 }
                 continue;
             }
+            let is_due = self.answers.are_due(&self.shared);
             let is_lost = tokio::select! {
                 biased;
                 read = read_some(&self.socket, &mut self.received) => read.is_err(),
-                () = passed(&self.kill_at, self.silence) => {
+                () = passed(&self.shared.kill_at, self.silence) => {
                     // What it has said may be here, only not noticed: this process may have been stopped itself.
                     let look = timeout(LAST_LOOK, read_some(&self.socket, &mut self.received)).await;
                     !matches!(look, Ok(Ok(())))
                 }
+                _ = self.answers.step.tick(), if is_due => {
+                    let was_stopped = self.guardian.is_stopped();
+                    self.guardian.wake();
+                    self.answers.are_overdue(&self.shared, was_stopped)
+                }
             };
             if is_lost {
-                self.rescue = Some(Rescue::start(self.tree.clone()));
+                self.rescue = Some(Rescue::start(self.tree.clone(), self.guardian.child.id()));
                 return Some(Report::GuardianLost);
             }
+        }
+    }
+}
+
+impl Answers {
+    fn none_expected() -> Self {
+        let mut step = interval(ANSWER_STEP);
+        step.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { heard: 0, wait: None, step }
+    }
+
+    /// Whether the guardian has something to answer or to do.
+    fn are_due(&mut self, shared: &Shared) -> bool {
+        if !self.are_missing(shared) && !shared.is_stopping.load(Ordering::Relaxed) {
+            self.wait = None;
+        } else if self.wait.is_none() {
+            self.wait = Some(Wait::default());
+            self.step.reset();
+        }
+        self.wait.is_some()
+    }
+
+    fn are_missing(&self, shared: &Shared) -> bool {
+        self.heard < shared.orders.load(Ordering::Relaxed)
+    }
+
+    /// After another step.
+    fn are_overdue(&mut self, shared: &Shared, was_stopped: bool) -> bool {
+        let is_missing = self.are_missing(shared);
+        let wait = self.wait.get_or_insert_default();
+        wait.unanswered = if is_missing { wait.unanswered + 1 } else { 0 };
+        wait.stopped = if was_stopped { wait.stopped + 1 } else { 0 };
+        wait.unanswered.max(wait.stopped) >= ANSWER_STEPS
+    }
+}
+
+impl Guardian {
+    fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't']))
+    }
+
+    /// Lets it go on, if somebody has stopped it.
+    fn wake(&self) {
+        if let Some(handle) = &self.handle {
+            let _ = pidfd_send_signal(handle, Signal::CONT);
         }
     }
 }
@@ -198,22 +313,23 @@ impl Reports {
 impl Drop for Reports {
     fn drop(&mut self) {
         // No zombie stays, if it has ended by now; it ends by itself.
-        let _ = self.guardian.try_wait();
+        let _ = self.guardian.child.try_wait();
     }
 }
 
 impl Rescue {
-    fn start(tree: ProcessTree) -> Self {
+    fn start(tree: ProcessTree, guardian: u32) -> Self {
         let end = Box::pin(tree.clone().end(Duration::ZERO));
-        Self { tree, end, unsaid: Vec::new() }
+        Self { guardian, tree, end, unsaid: Vec::new() }
     }
 
     async fn next(&mut self) -> Report {
         while self.unsaid.is_empty() {
             let end = (&mut self.end).await;
-            let killed = end.killed();
+            let killed = end.killed().filter(|one| one.pid != self.guardian);
             let killed = killed.map(|one| Report::Killed { pid: one.pid, name: one.name.clone() });
-            self.unsaid.extend(killed);
+            let left = end.left().map(|one| Report::Left { pid: one.pid, name: one.name.clone() });
+            self.unsaid.extend(killed.chain(left));
             self.unsaid.push(if end.is_verified() {
                 Report::TreeEmpty
             } else {

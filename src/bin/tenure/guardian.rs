@@ -3,16 +3,18 @@
 //! It is CMD's parent and the sub-reaper of all below; nothing that CMD starts leaves it. It ends the tree when
 //! told to, when CMD has ended, when the command has died, and when the boot clock passes the end of trust: a
 //! frozen or starved command cannot keep CMD running. It takes part in nothing else: it has a process group of
-//! its own, blocks every signal that can be blocked, holds none of CMD's standard files, and waits for nobody.
+//! its own, blocks every signal that can be blocked, holds none of CMD's files, and waits for nobody.
+//!
+//! It answers every order, so that the command can tell when it stands still.
 //!
 //! When the guardian itself is killed, the kernel kills CMD, and the command ends the rest.
 
+mod asking;
 mod control;
 mod timer;
 
 use std::{
     ffi::OsString,
-    fs::OpenOptions,
     io::{self, Read as _, Write as _},
     os::unix::{net::UnixStream, process::CommandExt as _},
     process::ExitCode,
@@ -25,8 +27,7 @@ use nix::sys::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait},
-    stdio::dup2_stderr,
+    process::{Pid, WaitOptions, WaitStatus, wait},
 };
 use tenure::{
     clock::{Clock as _, SystemClock},
@@ -38,6 +39,7 @@ use crate::{
     wire::{Group, Order, Report, Setup, Trust},
 };
 
+use asking::Asking;
 use control::{Control, Heard};
 use timer::Timer;
 
@@ -64,8 +66,12 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
 
 struct Guardian {
     control: Control,
+    /// Orders so far.
+    heard: u64,
     gate: Gate,
-    /// CMD's process, until it was waited for: so long its id is its own.
+    /// CMD's process.
+    program: u32,
+    /// The same until it was waited for: so long its id is its own.
     child: Option<Pid>,
     /// Whether CMD's process has become CMD: only then its end is CMD's.
     is_program: bool,
@@ -74,9 +80,13 @@ struct Guardian {
     trust: Trust,
     is_overdue: bool,
     grace: Duration,
+    /// CMD was told to end, and nobody else yet.
+    asking: Option<Asking>,
     ending: Option<Ending>,
     survivors: Vec<u32>,
-    children: SignalFd,
+    signals: SignalFd,
+    /// A service manager has sent SIGTERM to this process, as to all of its unit.
+    is_told_by_manager: bool,
     timer: Timer,
 }
 
@@ -93,39 +103,47 @@ enum Gate {
 impl Guardian {
     fn start(control: io::Result<UnixStream>, setup: Setup, program: Vec<OsString>) -> io::Result<Self> {
         let control = Control::new(control?)?;
+        let descriptors = inherited::take_descriptors();
         inherited::keep_exit_statuses()?;
         SigSet::all().thread_block()?;
         become_subreaper()?;
-        let child_ended = SigSet::from_iter([Number::SIGCHLD]);
-        let children = SignalFd::with_flags(&child_ended, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let wanted = SigSet::from_iter([Number::SIGCHLD, Number::SIGTERM]);
+        let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let timer = Timer::new()?;
 
         let (gate, theirs) = UnixStream::pair()?;
         gate.set_nonblocking(true)?;
-        let mut command = launch::command(theirs);
+        let mut command = launch::command(theirs, setup.dispositions);
         command.args(program);
         prepare(&mut command, setup.run);
         if let Group::Shared(group) = setup.group {
             command.process_group(group.try_into().map_err(io::Error::other)?);
         }
         let child = command.spawn()?.id();
+        drop((command, descriptors));
         let tree = ProcessTree::of(setup.run).with_root(child).with_all_below_this_process();
         let mut guardian = Self {
             control,
+            heard: 0,
             gate: Gate::Shut(gate),
+            program: child,
             child: child.try_into().ok().and_then(Pid::from_raw),
             is_program: false,
             group: setup.group,
-            tree,
+            tree: tree.leaving(setup.leave),
             trust: setup.trust,
             is_overdue: false,
             grace: setup.grace,
+            asking: None,
             ending: None,
             survivors: Vec::new(),
-            children,
+            signals,
+            is_told_by_manager: false,
             timer,
         };
-        let_go_of_stdio()?;
+        // Whoever reads CMD's output sees its end when CMD closes it.
+        inherited::let_go_of_input_and_output()?;
+        inherited::let_go_of_errors()?;
         guardian.control.say(&Report::Ready(child));
         Ok(guardian)
     }
@@ -136,11 +154,12 @@ impl Guardian {
             self.check_trust();
             self.look_through_gate();
             self.reap();
+            self.ask_on();
             let pause = match self.ending.as_mut().map(Ending::step) {
                 Some(Progress::Done) if self.settle() => return ExitCode::SUCCESS,
                 Some(Progress::Done) => Some(Duration::from_secs(1)),
                 Some(Progress::Wait(pause)) => Some(pause),
-                None => None,
+                None => self.asking.as_ref().map(Asking::pause),
             };
             self.control.flush();
             self.sleep(pause);
@@ -148,15 +167,23 @@ impl Guardian {
     }
 
     fn hear(&mut self) {
+        let heard_before = self.heard;
         while let Some(heard) = self.control.hear() {
-            match heard {
-                Heard::Order(Order::Trust(trust)) if !self.is_overdue => self.trust = trust,
-                Heard::Order(Order::Trust(_)) => {}
-                Heard::Order(Order::Go) => self.go(),
-                Heard::Order(Order::Stop { grace }) => self.end(grace),
-                Heard::Order(Order::Signal(signal)) => self.pass_on(signal),
-                Heard::End => self.end(self.grace),
+            let Heard::Order(order) = heard else {
+                self.end(self.grace);
+                continue;
+            };
+            self.heard += 1;
+            match order {
+                Order::Trust(trust) if !self.is_overdue => self.trust = trust,
+                Order::Trust(_) => {}
+                Order::Go => self.go(),
+                Order::Stop { grace, told_by } => self.stop(grace, told_by),
+                Order::Signal { number, to_group } => self.pass_on(number, to_group),
             }
+        }
+        if self.heard > heard_before {
+            self.control.say(&Report::Heard(self.heard));
         }
     }
 
@@ -172,15 +199,6 @@ impl Guardian {
                 Gate::Open(gate)
             }
             other => other,
-        };
-    }
-
-    fn pass_on(&self, signal: i32) {
-        let Some((child, signal)) = self.child.zip(Signal::from_named_raw(signal)) else { return };
-        // That they are gone is no error.
-        let _ = match self.group {
-            Group::Own => kill_process_group(child, signal),
-            Group::Shared(_) => kill_process(child, signal),
         };
     }
 
@@ -201,6 +219,7 @@ impl Guardian {
     /// Begins to end the tree, or hurries. However long the grace is: renewals go on meanwhile, and when they do not,
     /// the end of trust shortens it.
     fn end(&mut self, grace: Duration) {
+        self.asking = None;
         match &mut self.ending {
             Some(ending) => ending.shorten(grace),
             None if matches!(self.gate, Gate::Shut(_)) => {
@@ -237,7 +256,7 @@ impl Guardian {
 
     /// Takes the exit statuses of all children, those adopted too.
     fn reap(&mut self) {
-        while let Ok(Some(_)) = self.children.read_signal() {}
+        self.read_signals();
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
         while let Ok(Some((pid, status))) = wait(options) {
             if self.child != Some(pid) {
@@ -251,7 +270,8 @@ impl Guardian {
             }
             self.child = None;
             self.tell_end(status);
-            self.end(self.grace);
+            let grace = self.asking.take().map_or(self.grace, |asking| asking.left());
+            self.end(grace);
         }
     }
 
@@ -265,10 +285,10 @@ impl Guardian {
 
     fn tell_end(&mut self, status: WaitStatus) {
         let report = match (status.exit_status(), status.terminating_signal()) {
-            _ if !self.is_program => return,
-            (Some(code), _) => Report::Exited(code),
-            (None, Some(signal)) => Report::Signaled(signal),
-            (None, None) => return,
+            (Some(code), _) if self.is_program => Report::Exited(code),
+            // As early as that it is CMD's end all the same, unless it is ours.
+            (None, Some(signal)) if self.is_program || self.ending.is_none() => Report::Signaled(signal),
+            _ => return,
         };
         self.control.say(&report);
     }
@@ -277,8 +297,13 @@ impl Guardian {
     fn settle(&mut self) -> bool {
         self.reap();
         let Some(end) = self.ending.take().map(Ending::finish) else { return false };
-        for process in end.killed().take(MOST_NAMED) {
+        // A process that never became CMD is none of CMD's.
+        let killed = end.killed().filter(|process| self.is_program || process.pid != self.program);
+        for process in killed.take(MOST_NAMED) {
             self.control.say(&Report::Killed { pid: process.pid, name: process.name.clone() });
+        }
+        for process in end.left() {
+            self.control.say(&Report::Left { pid: process.pid, name: process.name.clone() });
         }
         if end.is_verified() {
             self.control.say(&Report::TreeEmpty);
@@ -301,7 +326,7 @@ impl Guardian {
     /// Until something happens, or `pause` has passed.
     fn sleep(&self, pause: Option<Duration>) {
         let mut files =
-            vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer.file, PollFlags::IN)];
+            vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.timer.file, PollFlags::IN)];
         if let Gate::Open(gate) = &self.gate {
             files.push(PollFd::new(gate, PollFlags::IN));
         }
@@ -315,12 +340,4 @@ impl Guardian {
         // Whatever woke us, or an interrupted call: the loop looks at everything.
         let _ = poll(&mut files, pause.as_ref());
     }
-}
-
-/// Whoever reads CMD's output sees its end when CMD closes it.
-fn let_go_of_stdio() -> io::Result<()> {
-    inherited::let_go_of_input_and_output()?;
-    let null = OpenOptions::new().write(true).open("/dev/null")?;
-    dup2_stderr(&null)?;
-    Ok(())
 }

@@ -1,26 +1,39 @@
-//! What a process takes over from its parent beyond arguments and environment: descriptors and signal
-//! dispositions.
+//! What a process takes over from its parent beyond arguments and environment: descriptors, and how it stands to
+//! signals. CMD gets all of it as this command got it.
 //! The only unsafe code of the command.
 
 #![allow(unsafe_code)]
 
 use std::{
-    fs::{File, OpenOptions},
+    fmt,
+    fs::{self, File, OpenOptions},
     io,
+    mem::MaybeUninit,
     os::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
     },
     path::Path,
     process::Command,
+    ptr,
+    str::FromStr,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
-use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::{
+    libc,
+    sys::{
+        signal::{SigHandler, SigSet, Signal, signal},
+        signalfd::SignalFd,
+    },
+};
 use rustix::{
     fs::{OFlags, fcntl_getfl},
     io::{FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd},
-    stdio::{dup2_stdin, dup2_stdout},
+    process::Pid,
+    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
 };
+use tokio::io::unix::AsyncFd;
 
 /// Lets a command's process, and no other, have a socket; answers the number to tell it.
 ///
@@ -68,6 +81,139 @@ pub(crate) fn duplicate(number: u32) -> io::Result<File> {
     Ok(fcntl_dupfd_cloexec(borrowed, 3)?.into())
 }
 
+/// The descriptors from 3 on that the parent left open for this process and for CMD. Dropping them closes them here.
+///
+/// To be called once, before a thread is started.
+pub(crate) fn take_descriptors() -> Vec<OwnedFd> {
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers: Vec<i32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|fd| *fd > 2).collect();
+    let is_inherited = |fd: &i32| {
+        // SAFETY: only the flags of the number are read; one that is closed meanwhile (the directory's) is an error.
+        let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+        // What this process opens itself is closed on exec, and what was to be closed on exec has not come here.
+        fcntl_getfd(fd).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
+    };
+    // SAFETY: it is open, and it was before `main`, where nothing in this process owns it.
+    numbers.into_iter().filter(is_inherited).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
+}
+
+/// Signals as bits: signal n is bit n − 1.
+pub(crate) type SignalBits = u64;
+
+/// How a process stands to signals, beyond handlers, which no program takes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Dispositions {
+    pub(crate) blocked: SignalBits,
+    pub(crate) ignored: SignalBits,
+}
+
+/// Rust ignores SIGPIPE before `main`.
+static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+#[used]
+// SAFETY: the C library calls what stands in this section before `main`, with arguments that need not be taken.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = look_at_sigpipe;
+
+extern "C" fn look_at_sigpipe() {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only the present action is asked for, and written to a place of its type, for which zeros are valid.
+    let (result, action) =
+        unsafe { (libc::sigaction(libc::SIGPIPE, ptr::null(), action.as_mut_ptr()), action.assume_init()) };
+    PIPE_WAS_IGNORED.store(result == 0 && action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+}
+
+impl Dispositions {
+    /// To be called before this process changes them.
+    pub(crate) fn of_this_process() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let bits = |name: &str| {
+            let mask = status.lines().find_map(|line| line.strip_prefix(name));
+            mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+        };
+        let pipe = bit(libc::SIGPIPE);
+        let ignored = bits("SigIgn:") & !pipe;
+        let ignored = if PIPE_WAS_IGNORED.load(Ordering::Relaxed) { ignored | pipe } else { ignored };
+        Self { blocked: bits("SigBlk:"), ignored }
+    }
+
+    /// Lets a command's program stand to signals like this. What the standard library and this command change on the
+    /// way are SIGPIPE, SIGCHLD and the mask; other signals that were ignored still are.
+    pub(crate) fn give_to(self, command: &mut Command) {
+        let apply = move || {
+            for number in [Signal::SIGPIPE, Signal::SIGCHLD] {
+                let is_ignored = self.ignored & bit(number as i32) != 0;
+                let handler = if is_ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
+                // SAFETY: neither runs code in this process.
+                unsafe { signal(number, handler) }?;
+            }
+            Ok(set_of(self.blocked).thread_set_mask()?)
+        };
+        // SAFETY: right before exec this makes system calls only; it allocates nothing and takes no lock.
+        unsafe { command.pre_exec(apply) };
+    }
+}
+
+impl fmt::Display for Dispositions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x},{:x}", self.blocked, self.ignored)
+    }
+}
+
+impl FromStr for Dispositions {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (blocked, ignored) = text.split_once(',').unwrap_or((text, ""));
+        Ok(Self { blocked: u64::from_str_radix(blocked, 16)?, ignored: u64::from_str_radix(ignored, 16)? })
+    }
+}
+
+pub(crate) fn bit(signal: i32) -> SignalBits {
+    1 << (signal - 1)
+}
+
+/// Real-time signals too, which have no names.
+pub(crate) fn set_of(bits: SignalBits) -> SigSet {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the first call initialises the set, and the others add to it; those of the C library itself it refuses.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for number in (1..=64).filter(|number| bits & bit(*number) != 0) {
+            libc::sigaddset(set.as_mut_ptr(), number);
+        }
+        SigSet::from_sigset_t_unchecked(set.assume_init())
+    }
+}
+
+/// A signal descriptor that a tokio runtime looks at.
+pub(crate) fn watch(file: SignalFd) -> io::Result<AsyncFd<SignalFd>> {
+    // SAFETY: it owns its descriptor, and gives the same number as long as it lives.
+    Ok(unsafe { AsyncFd::register(file) }?)
+}
+
+/// Sends a signal by its number to a process, or to the group that it leads. That it is gone is no error.
+pub(crate) fn pass_on(process: Pid, number: i32, to_group: bool) {
+    let target = if to_group { -process.as_raw_pid() } else { process.as_raw_pid() };
+    // SAFETY: a system call on numbers; one that is no signal is an error.
+    unsafe { libc::kill(target, number) };
+}
+
+/// Ends this process by a signal, as if it had never been caught. Returns where the kernel does not let it: process 1
+/// has no default actions.
+pub(crate) fn die_of(number: i32) {
+    let Ok(number) = Signal::try_from(number) else { return };
+    // Who dies of SIGQUIT leaves a core, and CMD has left its own.
+    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    // SAFETY: the default disposition runs no code in this process.
+    if unsafe { signal(number, SigHandler::SigDfl) }.is_ok() {
+        let _ = nix::sys::signal::raise(number);
+        let _ = SigSet::from_iter([number]).thread_unblock();
+    }
+}
+
 /// Makes exit statuses of children available: a parent that ignores SIGCHLD has its children inherit that, and
 /// then the kernel throws statuses away.
 pub(crate) fn keep_exit_statuses() -> io::Result<()> {
@@ -82,4 +228,9 @@ pub(crate) fn let_go_of_input_and_output() -> io::Result<()> {
     dup2_stdin(&null)?;
     dup2_stdout(&null)?;
     Ok(())
+}
+
+/// The same for standard error.
+pub(crate) fn let_go_of_errors() -> io::Result<()> {
+    Ok(dup2_stderr(&OpenOptions::new().write(true).open("/dev/null")?)?)
 }

@@ -2,32 +2,43 @@
 //! when told so.
 
 use std::{
+    env,
     ffi::OsString,
     io::{Read as _, Write as _},
     os::unix::{net::UnixStream, process::CommandExt as _},
     process::{Command, ExitCode},
 };
 
-use nix::sys::signal::SigSet;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use crate::{inherited, wire};
+use crate::{
+    inherited::{self, Dispositions},
+    wire,
+};
+
+/// By which a service manager names the process that its words are for.
+const NAMED_BY_MANAGERS: [&str; 3] = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"];
+/// The same in another form, which cannot be made for a process by itself; it may be missing.
+const LISTEN_PIDFD: &str = "LISTEN_PIDFDID";
 
 /// The command that starts this; CMD and its arguments are to be added.
-pub(crate) fn command(gate: UnixStream) -> Command {
+pub(crate) fn command(gate: UnixStream, dispositions: Dispositions) -> Command {
     // The very file that this process runs, even when it was replaced meanwhile.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("tenure").arg(wire::LAUNCH);
     let gate = inherited::leave_open(&mut command, gate);
-    command.arg(gate).arg(std::process::id().to_string());
+    // This process is the guardian, and its parent the one that people have started.
+    let outer = getppid().map_or(0, |parent| parent.as_raw_pid());
+    command.args([gate, std::process::id().to_string(), outer.to_string(), dispositions.to_string()]);
     command
 }
 
-/// `tenure __launch FD GUARDIAN_PID CMD [ARG…]`
+/// `tenure __launch FD GUARDIAN_PID COMMAND_PID BLOCKED,IGNORED CMD [ARG…]`
 pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let mut word = || args.next().and_then(|arg| arg.into_string().ok()).unwrap_or_default();
-    let (gate, guardian) = (word(), word());
-    let (Ok(mut gate), Some(program)) = (inherited::take(&gate), args.next()) else {
+    let (gate, guardian, outer, dispositions) = (word(), word(), word(), word().parse::<Dispositions>());
+    let (Ok(mut gate), Ok(dispositions), Some(program)) = (inherited::take(&gate), dispositions, args.next())
+    else {
         return ExitCode::from(64);
     };
     // It outlives the exec, unless CMD is set-user-id.
@@ -38,13 +49,30 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         return ExitCode::FAILURE;
     }
     // The guardian blocks all, and CMD shall see every one.
-    if SigSet::empty().thread_set_mask().is_err() || gate.read_exact(&mut [0]).is_err() {
+    let is_open = inherited::set_of(dispositions.blocked).thread_set_mask().is_ok();
+    if !is_open || gate.read_exact(&mut [0]).is_err() {
         return ExitCode::FAILURE;
     }
-    let error = Command::new(program).args(args).exec();
+    let mut command = Command::new(program);
+    command.args(args);
+    dispositions.give_to(&mut command);
+    point_to_this_process(&mut command, &outer);
+    let error = command.exec();
     let errno = error.raw_os_error().unwrap_or(0);
     // In one piece, since the guardian reads once. One that does not listen any more has died, and this process
     // with it.
     let _ = gate.write_all(format!("{errno} {error}").as_bytes());
     ExitCode::FAILURE
+}
+
+/// What points to the process that people have started means CMD.
+fn point_to_this_process(command: &mut Command, outer: &str) {
+    for name in NAMED_BY_MANAGERS {
+        if env::var(name).is_ok_and(|pid| pid == outer) {
+            command.env(name, std::process::id().to_string());
+            if name == "LISTEN_PID" {
+                command.env_remove(LISTEN_PIDFD);
+            }
+        }
+    }
 }

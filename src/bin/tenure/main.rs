@@ -1,8 +1,8 @@
 //! The command `tenure`: holds a session while a program runs, and shows who holds what.
 //!
 //! Each subcommand is a file of its own and works through the library's public API. `run` is the one with parts:
-//! the guardian of CMD (`guardian`, started as a process of its own by `guarded`, over the words of `wire`), the
-//! terminal, the signals, and the events it tells.
+//! `program`, which is CMD under its guardian (`guardian`, started as a process of its own by `guarded`, over the words
+//! of `wire`), the terminal, the signals, the events it tells, and its `outcome`.
 
 mod caller;
 mod cli;
@@ -22,8 +22,12 @@ mod launch;
 mod lines;
 mod list;
 mod migrate;
+#[cfg(target_os = "linux")]
+mod outcome;
 #[cfg(unix)]
 mod phase;
+#[cfg(target_os = "linux")]
+mod program;
 #[cfg(target_os = "linux")]
 mod run;
 mod show;
@@ -48,7 +52,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::{
     cli::{Cli, Command, Global},
-    exit::{Failure, UNAVAILABLE, USAGE},
+    exit::{Exit, Failure, UNAVAILABLE, USAGE},
     lines::Lines,
 };
 
@@ -64,15 +68,34 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
-    let result = check_limits(&cli.command).and_then(|()| log_to_stderr(&cli.global)).and_then(|log| {
-        let result = runtime()?.block_on(execute(&cli));
-        log.finish();
-        result
-    });
-    ExitCode::from(result.unwrap_or_else(|failure| {
+    let result = obey(&cli);
+    let exit = result.unwrap_or_else(|failure| {
         tell(&failure, cli.global.json, cli.command.has_events());
-        failure.code
-    }))
+        Exit::Code(failure.code)
+    });
+    #[cfg(target_os = "linux")]
+    if let Exit::Signal(number) = exit {
+        inherited::die_of(number);
+    }
+    ExitCode::from(exit.code())
+}
+
+fn obey(cli: &Cli) -> Result<Exit, Failure> {
+    check_limits(&cli.command)?;
+    #[cfg(target_os = "linux")]
+    let inheritance = matches!(cli.command, Command::Run(_)).then(signals::Inheritance::take).transpose();
+    #[cfg(target_os = "linux")]
+    let inheritance = inheritance.map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    let log = log_to_stderr(&cli.global)?;
+    let result = runtime()?.block_on(async {
+        #[cfg(target_os = "linux")]
+        if let (Command::Run(args), Some(inheritance)) = (&cli.command, inheritance) {
+            return run::run(&cli.global, args, inheritance).await;
+        }
+        execute(cli).await.map(Exit::Code)
+    });
+    log.finish();
+    result
 }
 
 /// With `--json`, where JSON is awaited: `run` tells on stderr, as it tells its events; the others answer on stdout, and
@@ -93,7 +116,7 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
     let global = &cli.global;
     match &cli.command {
         #[cfg(target_os = "linux")]
-        Command::Run(args) => run::run(global, args).await,
+        Command::Run(_) => unreachable!("it does not come here"),
         Command::Status(args) => status::status(global, args).await,
         Command::Stop(args) => stop::stop(global, args).await,
         Command::Watch(args) => watch::watch(global, args).await,

@@ -10,25 +10,26 @@
 //!
 //! In a group shared with others, Ctrl-C and Ctrl-Z come to this process as well as to CMD: SIGINT and SIGQUIT
 //! are then CMD's to answer.
+//!
+//! Its modes are kept in mind when CMD is given the terminal, and set again by
+//! [`restore_modes`](Terminal::restore_modes) when CMD could not do so itself.
+//!
+//! Whoever uses this has SIGTSTP blocked in every thread, so that it stops where it says so.
 
 use std::{
     fs::{self, File, OpenOptions},
-    io,
-    time::Duration,
+    io::{self, IsTerminal as _},
 };
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use rustix::{
-    process::{Pid, Signal, getpgrp, kill_current_process_group, test_kill_process_group},
-    termios::{tcgetpgrp, tcsetpgrp},
+    process::{
+        Pid, Signal, getpgrp, getpid, kill_current_process_group, kill_process, test_kill_process_group,
+    },
+    termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp},
 };
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::wire::Group;
-
-/// How long a stop of ourselves may take to show. There is none when nobody could continue us: the kernel
-/// does not let a terminal stop a group without a shell, nor process 1.
-const STOP_BOUND: Duration = Duration::from_millis(200);
 
 /// The controlling terminal of this process.
 #[derive(Debug)]
@@ -36,13 +37,27 @@ pub(crate) struct Terminal {
     tty: File,
     own_group: Pid,
     lent_to: Option<Pid>,
+    /// Before CMD had it.
+    modes: Option<Termios>,
+    /// Whether what CMD prints goes to a terminal: only then it may fill the screen, and not a pager beside it.
+    is_printed_on: bool,
 }
 
 impl Terminal {
     /// `None` without a terminal.
     pub(crate) fn open() -> Option<Self> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
-        Some(Self { tty, own_group: getpgrp(), lent_to: None })
+        let is_printed_on = io::stdout().is_terminal();
+        let mut terminal = Self { tty, own_group: getpgrp(), lent_to: None, modes: None, is_printed_on };
+        terminal.note_modes();
+        Some(terminal)
+    }
+
+    /// Behind, they are another program's.
+    fn note_modes(&mut self) {
+        if self.modes.is_none() && self.is_ours() {
+            self.modes = tcgetattr(&self.tty).ok();
+        }
     }
 
     /// Whether this process is in the foreground: only then there is something to give.
@@ -67,6 +82,7 @@ impl Terminal {
     pub(crate) fn lend(&mut self, group: Group, program: u32) -> io::Result<()> {
         let leader = program.try_into().ok().and_then(Pid::from_raw);
         let Some(leader) = leader.filter(|_| group == Group::Own && self.is_ours()) else { return Ok(()) };
+        self.note_modes();
         self.set_foreground(leader)?;
         self.lent_to = Some(leader);
         Ok(())
@@ -83,28 +99,36 @@ impl Terminal {
         }
     }
 
-    /// CMD has stopped: takes the foreground back and stops this process and its group, as Ctrl-Z does. Returns
-    /// when it was continued, in the foreground or behind as [`is_ours`](Self::is_ours) then says; or after a
-    /// moment, when nobody is there who could continue us.
-    ///
-    /// Answers whether CMD is to be continued now. Not in a shared group: who stopped CMD there has stopped all of
-    /// it, or meant CMD alone.
-    pub(crate) async fn follow_stop(&mut self, group: Group) -> io::Result<bool> {
-        if group != Group::Own {
-            return Ok(false);
-        }
+    /// CMD, in a group of its own, has stopped: takes the foreground back and stops this process and its group, as
+    /// Ctrl-Z does. Returns when it was continued, in the foreground or behind as [`is_ours`](Self::is_ours) then says;
+    /// or at once, when nobody is there who could continue us.
+    pub(crate) fn follow_stop(&mut self) {
         self.take_back();
-        suspend().await?;
-        Ok(true)
+        suspend_group();
     }
 
-    /// The kernel stops whoever does this in the background, unless SIGTTOU is blocked.
-    fn set_foreground(&self, group: Pid) -> io::Result<()> {
-        let before = SigSet::from_iter([Number::SIGTTOU]).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let result = tcsetpgrp(&self.tty, group);
-        before.thread_set_mask()?;
-        Ok(result?)
+    /// Takes the foreground back, and sets the modes as they were: for a CMD that has been killed in the middle of
+    /// whatever it did on the screen.
+    pub(crate) fn restore_modes(&mut self) {
+        self.take_back();
+        let Some(modes) = self.modes.as_ref().filter(|_| self.is_printed_on && self.is_ours()) else {
+            return;
+        };
+        // The terminal may just have been hung up.
+        let _ = blocking_ttou(|| Ok(tcsetattr(&self.tty, OptionalActions::Now, modes)?));
     }
+
+    fn set_foreground(&self, group: Pid) -> io::Result<()> {
+        blocking_ttou(|| Ok(tcsetpgrp(&self.tty, group)?))
+    }
+}
+
+/// The kernel stops whoever changes a terminal in the background, unless SIGTTOU is blocked.
+fn blocking_ttou(change: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let before = SigSet::from_iter([Number::SIGTTOU]).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let result = change();
+    before.thread_set_mask()?;
+    result
 }
 
 impl Drop for Terminal {
@@ -129,10 +153,20 @@ fn is_shared(group: Pid) -> bool {
     groups.any(|other: i32| other == group.as_raw_pid())
 }
 
-async fn suspend() -> io::Result<()> {
-    let mut continued = signal(SignalKind::from_raw(Signal::CONT.as_raw()))?;
-    kill_current_process_group(Signal::TSTP)?;
-    // Another thread may take the signal: without this wait we would run on for a moment.
-    let _ = tokio::time::timeout(STOP_BOUND, continued.recv()).await;
-    Ok(())
+/// Stops this process, as SIGTSTP would if it were not caught. The kernel stops none whom nobody could continue: a
+/// group without a shell, process 1.
+pub(crate) fn suspend_alone() {
+    let _ = kill_process(getpid(), Signal::TSTP);
+    let_be_stopped();
+}
+
+fn suspend_group() {
+    let _ = kill_current_process_group(Signal::TSTP);
+    let_be_stopped();
+}
+
+/// The signal has come; unblocked, it stops this process here. SIGCONT takes it away again.
+fn let_be_stopped() {
+    let stop = SigSet::from_iter([Number::SIGTSTP]);
+    let _ = stop.thread_unblock().and_then(|()| stop.thread_block());
 }

@@ -3,14 +3,17 @@
 //! One Unix socket, which the guardian inherits; lines of words. The guardian is set up by its arguments, so
 //! that it has a deadline before it hears anything:
 //!
-//!     tenure __guardian FD RUN_ID TRUSTED_UNTIL KILL_AT GRACE_MS own|GROUP -- CMD [ARG…]
+//!     tenure __guardian FD RUN_ID TRUSTED_UNTIL KILL_AT GRACE_MS own|GROUP BLOCKED,IGNORED [leave=NAME…] -- CMD [ARG…]
 //!
 //! Orders, to the guardian; its end of file is the command's death:
 //!
 //!     trust TRUSTED_UNTIL KILL_AT   a renewal, in nanoseconds of the boot clock
 //!     go                            start CMD; a stop, or the end of trust, before it means: never
 //!     stop GRACE_MS                 end the tree; a second one can only shorten the grace
-//!     signal N                      pass on to CMD (to its group, where it has its own)
+//!     stop GRACE_MS N               the same, but CMD's group is told by this signal, and the rest when CMD has ended
+//!     stop GRACE_MS manager         the same, but a service manager may tell CMD: it has, if it tells the guardian
+//!     signal N                      pass on to CMD
+//!     signal-group N                pass on to CMD's group, where it has its own
 //!
 //! Reports, from the guardian; an end of file without `tree-empty` is the guardian's death:
 //!
@@ -20,7 +23,9 @@
 //!     stopped N | continued         CMD's job control; silent while the tree is being ended
 //!     exited CODE | signaled N      CMD's end; its descendants are ended next
 //!     overdue                       trusted-until has passed: the tree is being ended, by KILL_AT at the latest
+//!     heard N                       so many orders have come so far
 //!     killed PID NAME               SIGTERM had not sufficed for this one
+//!     left PID NAME                 this one lives on, as `--leave` allows
 //!     survivors PID…                not even SIGKILL; tried again until
 //!     tree-empty                    nothing of the tree is alive. The last line
 
@@ -28,8 +33,11 @@ use std::{ffi::OsString, fmt, str::FromStr, time::Duration};
 
 use tenure::{RunId, clock::BootInstant};
 
+use crate::inherited::Dispositions;
+
 pub(crate) const GUARDIAN: &str = "__guardian";
 pub(crate) const LAUNCH: &str = "__launch";
+const LEAVE: &str = "leave=";
 
 /// Until when CMD may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,21 +58,36 @@ pub(crate) enum Group {
 }
 
 /// What the guardian knows from the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) run: RunId,
     pub(crate) trust: Trust,
     /// For what CMD leaves behind, and for CMD when the command dies.
     pub(crate) grace: Duration,
     pub(crate) group: Group,
+    /// How CMD shall stand to signals.
+    pub(crate) dispositions: Dispositions,
+    /// The names of processes that may outlive the run.
+    pub(crate) leave: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Trust(Trust),
     Go,
-    Stop { grace: Duration },
+    Stop { grace: Duration, told_by: ToldBy },
+    Signal { number: i32, to_group: bool },
+}
+
+/// How CMD learns that it is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ToldBy {
+    /// SIGTERM to the whole tree.
+    Sigterm,
+    /// This signal to CMD's group; the rest is told when CMD has ended, as always.
     Signal(i32),
+    /// Perhaps by the service manager that has told the command.
+    Manager,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +103,12 @@ pub(crate) enum Report {
     Exited(i32),
     Signaled(i32),
     Overdue,
+    Heard(u64),
     Killed {
+        pid: u32,
+        name: String,
+    },
+    Left {
         pid: u32,
         name: String,
     },
@@ -96,25 +124,26 @@ pub(crate) struct Garbled;
 
 impl Setup {
     /// In the order of the guardian's arguments, after the descriptor.
-    pub(crate) fn to_args(self) -> [OsString; 6] {
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
         let group = match self.group {
             Group::Own => "own".into(),
             Group::Shared(group) => group.to_string(),
         };
-        [
+        let fixed = [
             self.run.to_string(),
             self.trust.until.as_nanos().to_string(),
             self.trust.kill_at.as_nanos().to_string(),
             self.grace.as_millis().to_string(),
             group,
-            "--".into(),
-        ]
-        .map(OsString::from)
+            self.dispositions.to_string(),
+        ];
+        let leave = self.leave.iter().map(|name| format!("{LEAVE}{name}"));
+        fixed.into_iter().chain(leave).chain(["--".into()]).map(OsString::from).collect()
     }
 
     pub(crate) fn from_args(args: &mut impl Iterator<Item = OsString>) -> Result<Self, Garbled> {
         let mut next = || args.next().and_then(|arg| arg.into_string().ok()).ok_or(Garbled);
-        let setup = Self {
+        let mut setup = Self {
             run: parse(&next()?)?,
             trust: Trust { until: instant(&next()?)?, kill_at: instant(&next()?)? },
             grace: Duration::from_millis(parse(&next()?)?),
@@ -122,8 +151,16 @@ impl Setup {
                 "own" => Group::Own,
                 group => Group::Shared(parse(group)?),
             },
+            dispositions: parse(&next()?)?,
+            leave: Vec::new(),
         };
-        if next()? == "--" { Ok(setup) } else { Err(Garbled) }
+        loop {
+            match next()?.strip_prefix(LEAVE) {
+                Some(name) => setup.leave.push(name.to_owned()),
+                // It is the `--`.
+                None => return Ok(setup),
+            }
+        }
     }
 }
 
@@ -132,8 +169,16 @@ impl fmt::Display for Order {
         match self {
             Self::Trust(trust) => write!(f, "trust {} {}", trust.until.as_nanos(), trust.kill_at.as_nanos()),
             Self::Go => f.write_str("go"),
-            Self::Stop { grace } => write!(f, "stop {}", grace.as_millis()),
-            Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::Stop { grace, told_by } => {
+                write!(f, "stop {}", grace.as_millis())?;
+                match told_by {
+                    ToldBy::Sigterm => Ok(()),
+                    ToldBy::Signal(number) => write!(f, " {number}"),
+                    ToldBy::Manager => f.write_str(" manager"),
+                }
+            }
+            Self::Signal { number, to_group: false } => write!(f, "signal {number}"),
+            Self::Signal { number, to_group: true } => write!(f, "signal-group {number}"),
         }
     }
 }
@@ -148,8 +193,11 @@ impl FromStr for Order {
                 Ok(Self::Trust(Trust { until: instant(until)?, kill_at: instant(kill_at)? }))
             }
             ["go"] => Ok(Self::Go),
-            ["stop", grace] => Ok(Self::Stop { grace: Duration::from_millis(parse(grace)?) }),
-            ["signal", signal] => parse(signal).map(Self::Signal),
+            ["stop", grace] => stop(grace, ToldBy::Sigterm),
+            ["stop", grace, "manager"] => stop(grace, ToldBy::Manager),
+            ["stop", grace, number] => stop(grace, ToldBy::Signal(parse(number)?)),
+            ["signal", number] => Ok(Self::Signal { number: parse(number)?, to_group: false }),
+            ["signal-group", number] => Ok(Self::Signal { number: parse(number)?, to_group: true }),
             _ => Err(Garbled),
         }
     }
@@ -166,7 +214,9 @@ impl fmt::Display for Report {
             Self::Exited(code) => write!(f, "exited {code}"),
             Self::Signaled(signal) => write!(f, "signaled {signal}"),
             Self::Overdue => f.write_str("overdue"),
+            Self::Heard(orders) => write!(f, "heard {orders}"),
             Self::Killed { pid, name } => write!(f, "killed {pid} {}", one_line(name)),
+            Self::Left { pid, name } => write!(f, "left {pid} {}", one_line(name)),
             Self::Survivors(pids) => {
                 f.write_str("survivors")?;
                 pids.iter().try_for_each(|pid| write!(f, " {pid}"))
@@ -194,9 +244,11 @@ impl FromStr for Report {
             "exited" => Self::Exited(parse(rest)?),
             "signaled" => Self::Signaled(parse(rest)?),
             "overdue" => Self::Overdue,
-            "killed" => {
+            "heard" => Self::Heard(parse(rest)?),
+            "killed" | "left" => {
                 let (pid, name) = rest.split_once(' ').ok_or(Garbled)?;
-                Self::Killed { pid: parse(pid)?, name: name.into() }
+                let (pid, name) = (parse(pid)?, name.into());
+                if word == "killed" { Self::Killed { pid, name } } else { Self::Left { pid, name } }
             }
             "survivors" => Self::Survivors(rest.split_whitespace().map(parse).collect::<Result<_, _>>()?),
             "tree-empty" => Self::TreeEmpty,
@@ -217,6 +269,10 @@ fn one_line(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
 }
 
+fn stop(grace: &str, told_by: ToldBy) -> Result<Order, Garbled> {
+    Ok(Order::Stop { grace: Duration::from_millis(parse(grace)?), told_by })
+}
+
 fn parse<T: FromStr>(word: &str) -> Result<T, Garbled> {
     word.parse().map_err(|_| Garbled)
 }
@@ -233,7 +289,12 @@ mod tests {
     fn every_line_reads_back() {
         let trust = Trust { until: BootInstant::from_nanos(1), kill_at: BootInstant::from_nanos(2) };
         let grace = Duration::from_millis(1_500);
-        for order in [Order::Trust(trust), Order::Go, Order::Stop { grace }, Order::Signal(15)] {
+        let signal = |to_group| Order::Signal { number: 40, to_group };
+        for order in [Order::Trust(trust), Order::Go, signal(false), signal(true)] {
+            assert_eq!(order.to_string().parse(), Ok(order));
+        }
+        for told_by in [ToldBy::Sigterm, ToldBy::Signal(2), ToldBy::Manager] {
+            let order = Order::Stop { grace, told_by };
             assert_eq!(order.to_string().parse(), Ok(order));
         }
         for report in [
@@ -245,14 +306,18 @@ mod tests {
             Report::Exited(3),
             Report::Signaled(9),
             Report::Overdue,
+            Report::Heard(7),
             Report::Killed { pid: 4, name: "a b".into() },
+            Report::Left { pid: 4, name: "tmux: server".into() },
             Report::Survivors(vec![5, 6]),
             Report::TreeEmpty,
         ] {
             assert_eq!(report.to_string().parse(), Ok(report));
         }
         for group in [Group::Own, Group::Shared(7)] {
-            let setup = Setup { run: RunId::random(), trust, grace, group };
+            let dispositions = Dispositions { blocked: u64::MAX, ignored: 0x1000 };
+            let leave = vec!["--".to_owned(), "leave=a b".to_owned()];
+            let setup = Setup { run: RunId::random(), trust, grace, group, dispositions, leave };
             assert_eq!(Setup::from_args(&mut setup.to_args().into_iter()), Ok(setup));
         }
     }

@@ -1,0 +1,459 @@
+//! CMD under its guardian, and all that happens to both while the session is held.
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    pin::pin,
+    time::{Duration, Instant, SystemTime},
+};
+
+use futures::{Stream, StreamExt as _};
+use nix::libc;
+use tenure::{
+    EndReason, Limit, Run, RunEvent, Timing,
+    clock::{BootInstant, Clock as _, SystemClock},
+    printable,
+};
+use tokio::task::JoinSet;
+
+use crate::{
+    cli::{self, Global},
+    events::{Event, Events, Why, request},
+    exit::{Failure, UNAVAILABLE},
+    guarded::{self, Guarded, Plan, Reports},
+    inherited::Dispositions,
+    outcome::{ProgramEnd, is_by_signal, word},
+    phase::{self, PhaseSocket},
+    signals::{self, Received, Signals},
+    terminal::{self, Terminal},
+    wire::{Group, Report, Setup, ToldBy, Trust},
+};
+
+/// The same signal again, this long after the first, asks for an end without grace.
+const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
+
+/// How often to see whether a shell has given this process the terminal, which it does without a signal when the
+/// job was already running (`fg` after `&`).
+const LOOK_AT_TERMINAL: Duration = Duration::from_millis(300);
+
+/// How a run was begun.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun<'a> {
+    pub(crate) args: &'a cli::Run,
+    pub(crate) global: &'a Global,
+    pub(crate) events: &'a Events,
+    pub(crate) timing: Timing,
+}
+
+/// CMD under its guardian, and what is known of both.
+pub(crate) struct Program<'a> {
+    run: &'a Run,
+    begun: Begun<'a>,
+    guarded: Guarded,
+    reports: Reports,
+    terminal: Option<Terminal>,
+    group: Group,
+    /// CMD's process, once there is one.
+    pid: Option<u32>,
+    /// Where renewals have moved the end of trust.
+    trusted_until: BootInstant,
+    /// What the last renewal met that is known to have failed.
+    cause: Option<String>,
+    end: ProgramEnd,
+    /// The signal by which this command was told to end.
+    signaled: Option<Received>,
+    signaled_at: Instant,
+    /// Told to stop by a signal; it does when CMD has stopped.
+    is_to_suspend: bool,
+    is_stopping: bool,
+    is_overdue: bool,
+    /// Another run may hold the session already.
+    is_overtaken: bool,
+    is_guardian_lost: bool,
+    survivors: Vec<u32>,
+}
+
+/// What was seen of a program, when nothing of its tree is alive.
+pub(crate) struct Watched {
+    pub(crate) end: ProgramEnd,
+    pub(crate) signaled: Option<i32>,
+    pub(crate) is_stopping: bool,
+    pub(crate) is_overdue: bool,
+    pub(crate) is_guardian_lost: bool,
+    confirmed_at: SystemTime,
+    cause: Option<String>,
+}
+
+impl<'a> Program<'a> {
+    /// Starts the guardian and CMD's process, which waits.
+    pub(crate) fn start(
+        run: &'a Run,
+        begun: Begun<'a>,
+        dispositions: Dispositions,
+        until: BootInstant,
+        socket: &PhaseSocket,
+    ) -> Result<Self, Failure> {
+        let terminal = Terminal::open();
+        let group = terminal.as_ref().map_or(Group::Own, Terminal::group_for_program);
+        let setup = Setup {
+            run: run.run_id(),
+            trust: deadlines(until, begun.timing.safety_margin()),
+            grace: begun.args.stop_grace,
+            group,
+            dispositions,
+            leave: begun.args.leave.clone(),
+        };
+        let plan = Plan {
+            binary: PathBuf::from("/proc/self/exe"),
+            setup,
+            program: begun.args.program.clone(),
+            environment: environment(run, socket),
+        };
+        let (guarded, reports) = guarded::start(&plan)
+            .map_err(|error| Failure::new(UNAVAILABLE, format!("the guardian cannot be started: {error}")))?;
+        Ok(Self {
+            run,
+            begun,
+            guarded,
+            reports,
+            terminal,
+            group,
+            pid: None,
+            trusted_until: until,
+            cause: None,
+            end: ProgramEnd::Unknown,
+            signaled: None,
+            signaled_at: Instant::now(),
+            is_to_suspend: false,
+            is_stopping: false,
+            is_overdue: false,
+            is_overtaken: false,
+            is_guardian_lost: false,
+            survivors: Vec::new(),
+        })
+    }
+
+    /// Returns when nothing of the tree is alive.
+    pub(crate) async fn watch(
+        &mut self,
+        signals: &mut Signals,
+        news: &mut (impl Stream<Item = RunEvent> + Unpin),
+        trust: &mut (impl Stream<Item = BootInstant> + Unpin),
+        socket: &PhaseSocket,
+    ) {
+        let mut cancelled = pin!(self.run.cancelled());
+        let mut overtaken = pin!(self.run.overtaken());
+        let mut phases = JoinSet::new();
+        let (mut trusted, mut told, mut is_cancelled) = (true, true, false);
+        let mut look = tokio::time::interval(LOOK_AT_TERMINAL);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut overtaken, if !self.is_overtaken => self.be_overtaken(),
+                reason = &mut cancelled, if !is_cancelled => {
+                    is_cancelled = true;
+                    self.stop(&reason);
+                }
+                until = trust.next(), if trusted => match until {
+                    Some(until) => self.trust(until),
+                    None => trusted = false,
+                },
+                report = self.reports.next() => match report {
+                    Some(report) => self.heed(report),
+                    None => return,
+                },
+                received = signals.next() => self.on_signal(received),
+                event = news.next(), if told => match event {
+                    Some(event) => self.tell(&event),
+                    None => told = false,
+                },
+                stream = socket.accept() => {
+                    let context = self.run.context();
+                    let set = move |text: &str| context.set_phase(text).map_err(|error| error.to_string());
+                    phases.spawn(phase::hear(stream, set));
+                }
+                Some(_) = phases.join_next() => {}
+                _ = look.tick(), if self.terminal.is_some() => {
+                    if !self.is_stopping {
+                        self.lend_terminal();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives the terminal back, as CMD had found it if CMD could not do so.
+    pub(crate) fn finish(mut self) -> Watched {
+        let is_by_itself = matches!(self.end, ProgramEnd::Exited(_) | ProgramEnd::CannotStart(_));
+        if let Some(terminal) = self.terminal.as_mut().filter(|_| !is_by_itself) {
+            terminal.restore_modes();
+        }
+        Watched {
+            confirmed_at: self.confirmed_at(),
+            end: self.end,
+            signaled: self.signaled.map(|signal| signal.number),
+            is_stopping: self.is_stopping,
+            is_overdue: self.is_overdue,
+            is_guardian_lost: self.is_guardian_lost,
+            cause: self.cause,
+        }
+    }
+
+    /// Orders to a guardian that is lost have no effect: the reports then do its work.
+    fn stop(&mut self, reason: &EndReason) {
+        if reason.is_loss() {
+            // Its own Stopping event comes only with ends that leave time.
+            self.tell_loss(word(reason, None));
+        }
+        self.is_stopping = true;
+        let told = self.signaled.filter(|signal| is_by_signal(reason, signal.number));
+        let told_by = match told {
+            Some(signal) if signal.number != libc::SIGTERM => ToldBy::Signal(signal.number),
+            Some(signal) if signal.is_by_manager() => ToldBy::Manager,
+            _ => ToldBy::Sigterm,
+        };
+        let grace = if reason.is_certain_loss() { Duration::ZERO } else { self.begun.args.stop_grace };
+        let _ = self.guarded.stop(grace, told_by);
+    }
+
+    /// Whatever grace CMD still has is over (invariant I13).
+    fn be_overtaken(&mut self) {
+        self.is_overtaken = true;
+        let _ = self.guarded.stop(Duration::ZERO, ToldBy::Sigterm);
+    }
+
+    fn tell_loss(&mut self, reason: &str) {
+        if !self.is_stopping {
+            let why = Why {
+                reason,
+                confirmed_at: Some(self.confirmed_at()),
+                cause: self.cause.as_deref(),
+                ..Why::default()
+            };
+            self.begun.events.tell(&Event::Stopping(why));
+        }
+    }
+
+    fn trust(&mut self, until: BootInstant) {
+        self.trusted_until = until;
+        let _ = self.guarded.trust(deadlines(until, self.begun.timing.safety_margin()));
+    }
+
+    /// When the last renewal that was confirmed, or the acquire, was sent.
+    fn confirmed_at(&self) -> SystemTime {
+        let trusted_for = self.begun.timing.ttl().saturating_sub(self.begun.timing.safety_margin());
+        let sent_at = self.trusted_until.saturating_sub(trusted_for);
+        let now = SystemTime::now();
+        now.checked_sub(SystemClock.now().saturating_since(sent_at)).unwrap_or(now)
+    }
+
+    fn heed(&mut self, report: Report) {
+        match report {
+            Report::Ready(pid) => {
+                self.pid = Some(pid);
+                self.lend_terminal();
+                // Never after a stop decision, and never without the lease.
+                if !self.is_stopping && self.run.is_held() {
+                    let _ = self.guarded.go();
+                }
+            }
+            Report::CannotStart { errno, .. } => self.end = ProgramEnd::CannotStart(errno),
+            Report::Exited(code) => self.end = ProgramEnd::Exited(code),
+            Report::Signaled(number) => self.end = ProgramEnd::Signaled(number),
+            Report::Stopped(_) => self.follow_into_stop(),
+            Report::Overdue => {
+                // It has been told of no renewal: whether there was one does not matter any more.
+                self.tell_loss("unconfirmed");
+                self.is_overdue = !std::mem::replace(&mut self.is_stopping, true);
+            }
+            Report::Killed { pid, name } => {
+                let name = printable(&name);
+                let why = if self.is_overtaken { "without grace" } else { "which did not end" };
+                self.note(&format!("killed process {pid} ({name}), {why}"));
+            }
+            Report::Left { pid, name } => self.begun.events.tell(&Event::Left { pid, name: &name }),
+            Report::Survivors(pids) => self.tell_survivors(pids),
+            Report::GuardianLost => {
+                self.is_guardian_lost = true;
+                self.note("the guardian was killed or does not answer; ending CMD without it");
+            }
+            Report::Started(_) | Report::Continued | Report::Heard(_) | Report::TreeEmpty => {}
+        }
+    }
+
+    fn tell_survivors(&mut self, pids: Vec<u32>) {
+        if pids == self.survivors {
+            return;
+        }
+        let is_kept = SystemClock.now() < self.trusted_until && !self.is_overdue;
+        let follows = match is_kept {
+            true => "the lease is kept until they are gone",
+            false => "the lease is over, and another run may begin beside them",
+        };
+        self.note(&format!("processes that cannot be killed: {pids:?}; {follows}"));
+        self.survivors = pids;
+    }
+
+    fn note(&self, text: &str) {
+        self.begun.events.tell(&Event::Note(text));
+    }
+
+    /// This command stops as CMD has, and on `fg` CMD goes on only if the lease is still held.
+    fn follow_into_stop(&mut self) {
+        // Without a terminal, whoever stopped CMD alone will continue it.
+        let is_told = std::mem::take(&mut self.is_to_suspend);
+        // Who stopped CMD in a shared group has stopped all of it, or meant CMD alone.
+        if self.is_stopping || self.group != Group::Own || !(is_told || self.terminal.is_some()) {
+            return;
+        }
+        self.tell_suspended();
+        match &mut self.terminal {
+            Some(terminal) => terminal.follow_stop(),
+            None => terminal::suspend_alone(),
+        }
+        self.resume();
+    }
+
+    fn tell_suspended(&self) {
+        self.begun.events.tell(&Event::Suspended { trusted_for: self.run.trusted_for() });
+        self.begun.events.flush();
+    }
+
+    /// Goes on after a stop; CMD does only if the lease is still held.
+    fn resume(&mut self) {
+        if self.run.is_held() && !self.is_stopping {
+            self.lend_terminal();
+            let _ = self.guarded.signal_group(libc::SIGCONT);
+        }
+    }
+
+    fn lend_terminal(&mut self) {
+        let (Some(terminal), Some(pid)) = (&mut self.terminal, self.pid) else { return };
+        if let Err(error) = terminal.lend(self.group, pid) {
+            tracing::warn!(%error, "the terminal cannot be given to CMD");
+        }
+    }
+
+    fn on_signal(&mut self, received: Received) {
+        let number = received.number;
+        // The kernel means all in the foreground of a terminal.
+        let has_reached_cmd = received.sender.is_none() && self.group != Group::Own;
+        if number == libc::SIGCONT {
+            self.resume();
+        } else if signals::is_stop(number) {
+            self.on_stop_signal(number, has_reached_cmd);
+        } else if signals::is_end(number) && !self.is_cmds_to_answer(number, has_reached_cmd) {
+            self.on_end_signal(received);
+        } else if !has_reached_cmd {
+            let _ = match number {
+                libc::SIGWINCH => self.guarded.signal_group(number),
+                _ => self.guarded.signal(number),
+            };
+        }
+    }
+
+    /// Where Ctrl-C has reached CMD as well, and where CMD has another use for SIGHUP, such as to read its
+    /// configuration again, or none.
+    fn is_cmds_to_answer(&self, number: i32, has_reached_cmd: bool) -> bool {
+        match number {
+            libc::SIGHUP => self.pid.is_some_and(|pid| signals::survives(pid, number)),
+            _ => has_reached_cmd && signals::is_from_keyboard(number),
+        }
+    }
+
+    /// Stops CMD, and then this command.
+    fn on_stop_signal(&mut self, number: i32, has_reached_cmd: bool) {
+        if !has_reached_cmd {
+            let _ = self.guarded.signal_group(number);
+        }
+        match self.group {
+            Group::Own => self.is_to_suspend = true,
+            Group::Shared(_) => {
+                self.tell_suspended();
+                terminal::suspend_alone();
+            }
+        }
+    }
+
+    fn on_end_signal(&mut self, received: Received) {
+        let number = received.number;
+        let Some(first) = self.signaled else {
+            self.signaled = Some(received);
+            self.signaled_at = Instant::now();
+            return self.run.stop(signals::name(number));
+        };
+        // Told twice, from the keyboard or by somebody who has waited: no more patience. A service manager that sends
+        // SIGTERM and SIGHUP together means one end.
+        let is_pressing = signals::is_from_keyboard(first.number) || signals::is_from_keyboard(number);
+        let is_repeated = first.number == number && self.signaled_at.elapsed() > IMPATIENT_AFTER;
+        if is_pressing || is_repeated {
+            let _ = self.guarded.stop(Duration::ZERO, ToldBy::Sigterm);
+        }
+    }
+
+    fn tell(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::AtRisk { trusted_for, cause, .. } => {
+                self.cause = cause.as_ref().map(ToString::to_string);
+                self.begun.events.tell(&Event::AtRisk {
+                    trusted_for: *trusted_for,
+                    confirmed_at: Some(self.confirmed_at()),
+                    cause: self.cause.as_deref(),
+                });
+            }
+            RunEvent::Recovered { .. } => {
+                self.cause = None;
+                self.begun.events.tell(&Event::Recovered);
+            }
+            RunEvent::Stopping { reason, .. } => {
+                let why = why(reason, self.signaled.map(|signal| signal.number));
+                self.begun.events.tell(&Event::Stopping(why));
+            }
+            RunEvent::Stuck { .. } => self.note("CMD does not end; the lease is kept until it does"),
+            _ => {}
+        }
+    }
+}
+
+impl Watched {
+    /// Why the run ended, in this word.
+    pub(crate) fn why<'a>(&'a self, word: &'a str, reason: &'a EndReason) -> Why<'a> {
+        let is_loss = reason.is_loss() || self.is_overdue;
+        Why {
+            reason: word,
+            confirmed_at: Some(self.confirmed_at).filter(|_| is_loss),
+            cause: self.cause.as_deref().filter(|_| is_loss),
+            ..why(reason, self.signaled)
+        }
+    }
+}
+
+/// The signal by which this command was told is its own reason.
+pub(crate) fn why(reason: &EndReason, signaled: Option<i32>) -> Why<'_> {
+    let reason_word = word(reason, signaled);
+    let (by, why) = request(reason);
+    let limit = match reason {
+        EndReason::TimedOut { limit: Limit::MaxDuration(limit) | Limit::MaxSilence(limit) } => Some(*limit),
+        _ => None,
+    };
+    Why { reason: reason_word, by, why: why.filter(|_| reason_word != "signal"), limit, ..Why::default() }
+}
+
+/// `kill_at` is what assumption A4 leaves the work after a loss.
+fn deadlines(until: BootInstant, margin: Duration) -> Trust {
+    Trust { until, kill_at: until + margin / 2 }
+}
+
+fn environment(run: &Run, socket: &PhaseSocket) -> Vec<(OsString, Option<OsString>)> {
+    let set = |name: &str, value: OsString| (OsString::from(name), Some(value));
+    vec![
+        set("TENURE_ACCOUNT", run.key().account().into()),
+        set("TENURE_SESSION", run.key().session().into()),
+        set("TENURE_RUN_ID", run.run_id().to_string().into()),
+        set("TENURE_FENCE", run.fence().to_string().into()),
+        set(phase::SOCKET, socket.path().into()),
+        // It may hold a password, and is no business of CMD's.
+        ("TENURE_DATABASE_URL".into(), None),
+    ]
+}
