@@ -300,9 +300,7 @@ impl LeaseConnection for PostgresConnection {
         Box::pin(async move {
             for verb in verbs {
                 let statements: &[&'static str] = match verb {
-                    VerbKind::Acquire => {
-                        &[include_str!("postgres/acquire.sql"), include_str!("postgres/inspect.sql")]
-                    }
+                    VerbKind::Acquire => &[include_str!("postgres/acquire.sql"), verbs::INSPECT],
                     VerbKind::Renew => &[include_str!("postgres/renew.sql")],
                     VerbKind::Release => &[include_str!("postgres/release.sql")],
                 };

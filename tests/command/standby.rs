@@ -109,6 +109,14 @@ async fn a_standby_says_what_it_knows_and_how_old_that_is_until_the_primary_is_b
     assert!(scene.status(&both, "chat").1["standby"].is_null(), "there is somebody who knows");
     let mut watch = scene.watch(&both, "chat");
     watch.line("the truth", |line| line["state"] == "running" && line["standby"].is_null());
+    let silent = primary.freeze();
+    let (code, status) = scene.status(&both, "chat");
+    assert_eq!(
+        (code, status["standby"].is_object()),
+        (0, true),
+        "who is silent keeps nothing back: {status}"
+    );
+    silent.thaw();
     primary.crash().await;
     watch.line("the standby", |line| line["state"] == "running" && line["standby"].is_object());
     assert!(scene.status(&both, "chat").1["standby"].is_object());

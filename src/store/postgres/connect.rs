@@ -16,7 +16,7 @@ use futures::{
     stream::FuturesUnordered,
 };
 use sqlx::{ConnectOptions as _, PgConnection};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{
     fault, schema,
@@ -46,7 +46,13 @@ pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Session, 
         }
         Err(refusal)
     });
-    let found = found.await;
+    let found = match target.in_order().len() {
+        1 => found.await,
+        // A silent server must not keep the answer of another one back.
+        _ => timeout(share(bounds, 1), found)
+            .await
+            .unwrap_or_else(|_elapsed| Err(StoreError::silent(&target.location, share(bounds, 1)))),
+    };
     found.or_else(|refusal| second_best.into_inner().unwrap_or_else(PoisonError::into_inner).ok_or(refusal))
 }
 

@@ -132,6 +132,8 @@ pub(super) async fn inspect(
     Ok(found)
 }
 
+pub(super) const INSPECT: &str = concat!(include_str!("server.sql"), include_str!("inspect.sql"));
+
 /// The rows of these sessions, in the order of the keys.
 pub(super) async fn read_rows(
     session: &mut Session,
@@ -142,10 +144,7 @@ pub(super) async fn read_rows(
     }
     let accounts = keys.iter().map(|key| key.account()).collect();
     let sessions = keys.iter().map(|key| key.session()).collect();
-    let statement = Statement::new(
-        concat!(include_str!("server.sql"), include_str!("inspect.sql")),
-        vec![Value::Texts(accounts), Value::Texts(sessions)],
-    );
+    let statement = Statement::new(INSPECT, vec![Value::Texts(accounts), Value::Texts(sessions)]);
     let mut found: Vec<_> = keys.iter().map(|_| None).collect();
     for row in session.fetch(&statement).await? {
         session.heed(&row)?;
