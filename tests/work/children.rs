@@ -116,7 +116,7 @@ async fn i6_a_session_is_free_only_after_the_last_process_of_its_run_has_gone(ba
     assert_eq!(leader.how, Outcome::Terminated, "it had its grace");
 }
 
-/// The run learns at its next renewal that its lease is over, and its work has half a margin then.
+/// The run learns at its next renewal that its lease is over, and its work has no grace then (invariant I13).
 async fn i3_the_processes_of_a_lost_run_are_gone_before_another_may_enter(backend: impl Reachable) {
     let scene = Scene::new();
     let (supervisor, run) = held(&backend, Duration::from_secs(12)).await;
@@ -124,17 +124,14 @@ async fn i3_the_processes_of_a_lost_run_are_gone_before_another_may_enter(backen
     let context = run.context();
     let stubborn = scene.start(&context, STUBBORN, 3);
     backend.set_remaining(&key("chat"), 0).await;
-    let scope = run.scope(async |ctx| {
-        let reason = ctx.cancelled().await;
-        (reason, Instant::now())
-    });
-    let error = scope.await.unwrap_err();
+    let told = async { (context.cancelled().await, Instant::now()) };
+    let scope = run.scope(async |_| std::future::pending::<()>().await);
+    let ((reason, told_at), ended) = futures::join!(told, scope);
     assert_eq!(scene.alive(), NONE, "the scope has ended");
-    let (reason, told_at) = error.into_value().unwrap();
-    assert_eq!(reason, EndReason::Expired);
+    assert_eq!((&reason, ended.unwrap_err().into_value()), (&EndReason::Expired, None));
     let gone_after = told_at.elapsed();
-    // Of the margin, half is for the work and half is left to the kernel.
-    assert!(gone_after < timing.safety_margin(), "{gone_after:?}");
+    // What the kernel and a busy machine take.
+    assert!(gone_after < timing.safety_margin() / 2, "{gone_after:?}");
     assert!(stubborn.wait().await.tree.is_verified());
 }
 
