@@ -266,9 +266,6 @@ pub trait LeaseConnection: Send {
     }
 
     /// Asks the server for a sign of life, in one round trip. A database without a server has none to give.
-    ///
-    /// # Cancel safety
-    /// Dropping the future leaves the connection usable.
     fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(std::future::ready(Ok(())))
     }

@@ -100,7 +100,8 @@ struct State {
 /// A connection at rest.
 struct Idle {
     minded: BoxFuture<'static, Minded>,
-    wanted: oneshot::Sender<()>,
+    /// `None` once it was said: while a sign of life is awaited, the rest goes on until it has come.
+    wanted: Option<oneshot::Sender<()>>,
     since: Instant,
 }
 
@@ -174,19 +175,25 @@ impl Pool {
         self.wait(need, Self::try_take).await
     }
 
-    /// The connection that is free.
+    /// A connection that is free.
     pub(crate) fn try_take(&self) -> Option<Lent> {
-        loop {
-            let idle = self.inner.state.borrow_mut().idle.pop_back()?;
-            let rested = idle.since.elapsed();
-            match idle.end() {
-                Minded::Wanted(connection) => {
-                    self.inner.state.borrow_mut().lent += 1;
-                    return Some(Lent { connection: Some(connection), rested, pool: self.clone() });
-                }
-                Minded::Lost(_) => self.keep(),
+        let mut state = self.inner.state.borrow_mut();
+        let mut taken = None;
+        for at in (0..state.idle.len()).rev() {
+            let Some(minded) = state.idle[at].end() else { continue };
+            let rested = state.idle.remove(at).map_or(Duration::ZERO, |idle| idle.since.elapsed());
+            if let Minded::Wanted(connection) = minded {
+                state.lent += 1;
+                taken = Some(Lent { connection: Some(connection), rested, pool: self.clone() });
+                break;
             }
         }
+        // Those that are not free yet were polled on nobody's behalf.
+        let minder = state.minder.take();
+        drop(state);
+        minder.into_iter().for_each(Waker::wake);
+        self.keep();
+        taken
     }
 
     /// Gives up the connections at rest, as one that was used has turned out to be dead: they may have died with it.
@@ -198,7 +205,8 @@ impl Pool {
 
     /// Opens a spare connection, unless there are as many as there may be: the one in use may be lost.
     pub(crate) fn spare(&self) {
-        if self.inner.state.borrow().idle.is_empty() && self.open() < self.inner.plan.most {
+        let is_none_free = self.inner.state.borrow().idle.iter().all(|idle| idle.wanted.is_none());
+        if is_none_free && self.open() < self.inner.plan.most {
             self.begin_to_open();
         }
     }
@@ -378,17 +386,24 @@ impl Pool {
     }
 
     fn poll_idle(&self, cx: &mut Context<'_>) -> Poll<StoreError> {
+        let (mut wanted, mut lost) = (Vec::new(), Poll::Pending);
         let mut state = self.inner.state.borrow_mut();
-        for at in 0..state.idle.len() {
-            if let Poll::Ready(minded) = state.idle[at].minded.poll_unpin(cx) {
-                state.idle.remove(at);
-                if let Minded::Lost(error) = minded {
-                    return Poll::Ready(error);
-                }
-            }
-        }
         state.minder = Some(cx.waker().clone());
-        Poll::Pending
+        state.idle.retain_mut(|idle| match idle.minded.poll_unpin(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Minded::Wanted(connection)) => {
+                wanted.push(connection);
+                false
+            }
+            Poll::Ready(Minded::Lost(error)) => {
+                lost = Poll::Ready(error);
+                false
+            }
+        });
+        drop(state);
+        // Whoever wanted it waits for it, or has another one by now.
+        wanted.into_iter().for_each(|connection| self.put(connection));
+        lost
     }
 
     /// Closes connections that have been at rest for so long, but those that are kept.
@@ -413,24 +428,27 @@ impl Idle {
         let (every, patience) = (plan.check_interval, plan.patience);
         let location = plan.store.location().to_owned();
         let minded = mind(connection, is_wanted, every, patience, location).boxed();
-        Self { minded, wanted, since: Instant::now() }
+        Self { minded, wanted: Some(wanted), since: Instant::now() }
     }
 
-    fn end(self) -> Minded {
-        let _ = self.wanted.send(());
-        let lost = || Minded::Lost(StoreError::panicked("at rest"));
-        self.minded.now_or_never().unwrap_or_else(lost)
+    /// `None`: a sign of life is awaited first.
+    fn end(&mut self) -> Option<Minded> {
+        let _ = self.wanted.take()?.send(());
+        match self.minded.poll_unpin(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(minded) => Some(minded),
+            Poll::Pending => None,
+        }
     }
 
-    async fn close(self) {
-        if let Minded::Wanted(connection) = self.end() {
+    async fn close(mut self) {
+        if let Some(Minded::Wanted(connection)) = self.end() {
             connection.close().await;
         }
     }
 }
 
-/// Asks for signs of life until the connection is wanted, or lost. What is wanted is given at once: a sign of life
-/// that is awaited may be left unread.
+/// Asks for signs of life until the connection is wanted, or lost. It is not given while one is awaited: a statement
+/// that was sent behind it would wait for it too, in its own time.
 async fn mind(
     mut connection: Box<dyn LeaseConnection>,
     mut is_wanted: oneshot::Receiver<()>,
@@ -439,20 +457,14 @@ async fn mind(
     location: String,
 ) -> Minded {
     loop {
-        let sign = async {
-            sleep(every).await;
-            timeout(patience, AssertUnwindSafe(connection.ping()).catch_unwind()).await
-        };
-        let sign = match select(&mut is_wanted, pin!(sign)).await {
-            Either::Left(_) => None,
-            Either::Right((sign, _)) => Some(sign),
-        };
-        match sign {
-            None => return Minded::Wanted(connection),
-            Some(Ok(Ok(Ok(())))) => {}
-            Some(Ok(Ok(Err(error)))) => return Minded::Lost(error),
-            Some(Ok(Err(_panic))) => return Minded::Lost(StoreError::panicked(&location)),
-            Some(Err(_elapsed)) => return Minded::Lost(StoreError::silent(&location, patience)),
+        if let Either::Left(_) = select(&mut is_wanted, pin!(sleep(every))).await {
+            return Minded::Wanted(connection);
+        }
+        match timeout(patience, AssertUnwindSafe(connection.ping()).catch_unwind()).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => return Minded::Lost(error),
+            Ok(Err(_panic)) => return Minded::Lost(StoreError::panicked(&location)),
+            Err(_elapsed) => return Minded::Lost(StoreError::silent(&location, patience)),
         }
     }
 }

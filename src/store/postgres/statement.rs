@@ -324,8 +324,7 @@ impl Session {
         prepared.map(drop).map_err(|error| fault::on_use(error, &self.location, &self.naming))
     }
 
-    /// One round trip, and none of a statement. If the future is dropped, the driver reads the answer before that of
-    /// the next statement.
+    /// One round trip, and no statement.
     pub(super) async fn ping(&mut self) -> Result<(), StoreError> {
         let answered = self.connection.ping().await;
         answered.map_err(|error| fault::on_use(error, &self.location, &self.naming))
