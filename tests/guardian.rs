@@ -12,6 +12,7 @@ mod guarded;
 #[allow(dead_code, reason = "the tests use a part")]
 mod inherited;
 #[path = "../src/bin/tenure/terminal.rs"]
+#[allow(dead_code, reason = "the tests use a part")]
 mod terminal;
 #[path = "../src/bin/tenure/wire.rs"]
 #[allow(dead_code, reason = "the tests use a part")]

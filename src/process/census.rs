@@ -182,17 +182,10 @@ impl Census {
     /// Those who belong to the tree, in the order of the table; they are remembered.
     fn members_of(&mut self, table: &Table) -> Vec<usize> {
         self.forget_what_is_not_in(table);
-        let mut walk = Walk::over(table);
-        let known = self.known.iter().filter_map(|id| table.position(*id));
-        let groups = self.groups.keys().filter_map(|group| table.groups.get(group)).flatten();
-        let sessions = self.sessions.keys().filter_map(|session| table.sessions.get(session)).flatten();
-        let below = self.all_below.iter().filter_map(|parent| table.children.get(parent)).flatten();
-        let marked = table.marked.get(self.marker.as_slice()).into_iter().flatten();
-        known
-            .chain(groups.chain(sessions).chain(below).chain(marked).copied())
-            .for_each(|one| walk.enter(one));
-        let mut inside = walk.follow();
-        self.set_aside(table, &mut inside);
+        let reached = self.reach(table, &HashSet::new());
+        let left = self.set_aside(table, &reached);
+        // What is reached only through those who are left is left as well.
+        let inside = if left.is_empty() { reached } else { self.reach(table, &left) };
         let mut inside: Vec<_> = inside.into_iter().collect();
         inside.sort_unstable();
         for index in &inside {
@@ -201,22 +194,37 @@ impl Census {
         inside
     }
 
-    /// Takes out who is to live on, and all that this implies.
-    fn set_aside(&mut self, table: &Table, inside: &mut HashSet<usize>) {
+    /// All that belongs to the tree by what is known of it, without passing through those who are barred.
+    fn reach(&self, table: &Table, barred: &HashSet<usize>) -> HashSet<usize> {
+        let mut walk = Walk::over(table);
+        let known = self.known.iter().filter_map(|id| table.position(*id));
+        let groups = self.groups.keys().filter_map(|group| table.groups.get(group)).flatten();
+        let sessions = self.sessions.keys().filter_map(|session| table.sessions.get(session)).flatten();
+        let below = self.all_below.iter().filter_map(|parent| table.children.get(parent)).flatten();
+        let marked = table.marked.get(self.marker.as_slice()).into_iter().flatten();
+        known
+            .chain(groups.chain(sessions).chain(below).chain(marked).copied())
+            .filter(|one| !barred.contains(one))
+            .for_each(|one| walk.enter(one));
+        walk.follow(barred)
+    }
+
+    /// Notes who is to live on, of those inside, with all that descends from them.
+    fn set_aside(&mut self, table: &Table, inside: &HashSet<usize>) -> HashSet<usize> {
         if self.leave.is_empty() {
-            return;
+            return HashSet::new();
         }
         let named = inside.iter().copied().filter(|index| self.is_left(&table.entries[*index]));
         let mut walk = Walk::over(table);
         named.for_each(|index| walk.enter(index));
         let left = walk.follow_children();
-        inside.retain(|index| !left.contains(index));
-        self.leave.note(left.into_iter().map(|index| &table.entries[index]));
+        self.leave.note(left.iter().map(|index| &table.entries[*index]));
         // Before it had its name, it may have counted.
         let is_left = |pid: &i32| self.leave.holds_pid(*pid);
         self.known.retain(|id| !is_left(&id.pid));
         self.groups.retain(|group, _| !is_left(group));
         self.sessions.retain(|session, _| !is_left(session));
+        left
     }
 
     fn is_left(&self, entry: &Entry) -> bool {
@@ -282,7 +290,8 @@ impl<'a> Walk<'a> {
         self.inside
     }
 
-    fn follow(mut self) -> HashSet<usize> {
+    /// Descendants, and whoever is in a group or session that is led from inside; but for those who are barred.
+    fn follow(mut self, barred: &HashSet<usize>) -> HashSet<usize> {
         let table = self.table;
         while let Some(index) = self.open.pop() {
             let entry = &table.entries[index];
@@ -291,7 +300,9 @@ impl<'a> Walk<'a> {
             let group = table.groups.get(pid).filter(|_| entry.leads_group());
             let session = table.sessions.get(pid).filter(|_| entry.leads_session());
             for index in [children, group, session].into_iter().flatten().flatten() {
-                self.enter(*index);
+                if !barred.contains(index) {
+                    self.enter(*index);
+                }
             }
         }
         self.inside

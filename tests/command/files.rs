@@ -103,7 +103,7 @@ fn a_line_break_around_a_url_makes_no_second_database() {
     let done = scene.output(["--database", &url.replace("t.db", "t\n.db"), "status", "-s", "chat"]);
     assert_eq!(done.code, 78, "{done:?}");
     holder.signal(rustix::process::Signal::TERM);
-    assert_eq!(holder.exit(), 143);
+    assert_eq!(holder.exit(), -15);
 }
 
 #[test]
@@ -139,7 +139,7 @@ async fn a_held_session_is_refused_under_every_other_name_of_its_file() {
     fs::remove_file(scene.path("hard.db")).unwrap();
     assert!(backend.image(&key("chat")).await.is_some(), "the holder still holds it");
     holder.signal(rustix::process::Signal::TERM);
-    assert_eq!(holder.exit(), 143);
+    assert_eq!(holder.exit(), -15);
 }
 
 /// A container that is given the file alone, and one that is given its directory.
@@ -185,7 +185,7 @@ async fn a_file_that_is_mounted_alone_is_refused_and_a_mounted_directory_is_the_
         assert_eq!(entries(scene.path(to).parent().unwrap()), ["tenure.db"]);
     }
     holder.signal(rustix::process::Signal::TERM);
-    assert_eq!(holder.exit(), 143);
+    assert_eq!(holder.exit(), -15);
 }
 
 /// I13: no run goes on beside that of a new file until its trust ends.
@@ -205,5 +205,5 @@ async fn a_holder_whose_files_were_deleted_ends_as_lost_while_another_holds_the_
     assert_eq!(old.exit(), 76);
     assert_eq!(scene.status(&url, "chat").0, 0);
     new.signal(rustix::process::Signal::TERM);
-    assert_eq!(new.exit(), 143);
+    assert_eq!(new.exit(), -15);
 }

@@ -9,8 +9,8 @@ use crate::{
 
 /// A build daemon, by its name, with a worker; and one that is not to be shared.
 const HELPERS: &str = "
-    setsid sh -c 'echo buildd > /proc/self/comm; sleep 6000 & echo $! > $dir/worker; echo $$ > $dir/daemon; wait' &
-    setsid sh -c 'echo otherd > /proc/self/comm; echo $$ >> $pids; sleep 6000' &
+    setsid sh -c 'printf buildd > /proc/self/comm; sleep 6000 & echo $! > $dir/worker; echo $$ > $dir/daemon; wait' > /dev/null 2>&1 &
+    setsid sh -c 'printf otherd > /proc/self/comm; echo $$ >> $pids; sleep 6000' > /dev/null 2>&1 &
     until [ -s $dir/daemon ] && [ -s $pids ]; do sleep 0.01; done; ";
 
 fn start(scene: &Scene, options: &[&str], rest: &str) -> (crate::scene::Running, [i32; 2]) {

@@ -20,7 +20,7 @@ on_every_backend! {
     a_session_that_nobody_holds_is_idle_and_code_1
     a_held_session_shows_every_field
     a_session_that_is_stopping_says_who_asked_and_why
-    a_run_that_does_not_end_is_shown_as_stuck_and_keeps_its_session
+    a_run_whose_guardian_stands_still_ends_on_request_all_the_same
     an_expired_session_is_code_1_and_listed_only_when_asked_for
     a_list_shows_every_session_or_those_of_one_account
     a_sweep_removes_what_has_long_expired_and_nothing_else
@@ -124,24 +124,14 @@ async fn a_session_that_is_stopping_says_who_asked_and_why(backend: impl Reachab
     assert_eq!(run.exit(), 77);
 }
 
-async fn a_run_that_does_not_end_is_shown_as_stuck_and_keeps_its_session(backend: impl Reachable) {
+async fn a_run_whose_guardian_stands_still_ends_on_request_all_the_same(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let script = "echo $$ > $pids; ready; sleep 6000";
     let mut run = scene.run(&url, "chat", &["--ttl", "10s", "--stop-grace", "100ms"], script);
     scene.wait_for("ready");
-    // Nobody is there to end CMD: the longest of all ways to take too long.
-    let guardian = run.guardian();
-    process_table::freeze(guardian);
+    process_table::freeze(run.guardian());
     backend.request_stop(&key("chat"), "alice", "enough").await;
     run.event("stopping");
-    crate::support::wait_until("it is shown as stuck", || {
-        let (code, status) = scene.status(&url, "chat");
-        assert_eq!(code, 0, "it is held: {status}");
-        status["state"] == "stuck"
-    });
-    assert_eq!(scene.run(&url, "chat", &[], "ready").exit(), 75);
-    assert!(process_table::is_alive(scene.pids()[0]));
-    process_table::signal(guardian, Signal::CONT);
     assert_eq!(run.exit(), 77);
     scene.assert_gone();
     scene.assert_idle(&url, "chat");

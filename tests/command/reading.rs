@@ -60,7 +60,7 @@ fn a_file_that_may_only_be_read_shows_who_holds_what() {
     assert_shown(&scene, &url, "running");
     assert_eq!(entries(&scene.path("theirs")), before, "looking leaves nothing");
     run.signal(rustix::process::Signal::TERM);
-    assert_eq!(run.exit(), 143);
+    assert_eq!(run.exit(), -15);
     assert_shown(&scene, &url, "idle");
 
     for args in [&["stop", "-a", ACCOUNT, "-s", "chat"][..], &["run", "-s", "x", "--", "true"]] {
@@ -90,7 +90,7 @@ fn a_watcher_who_may_only_read_sees_runs_come_and_go() {
         watch.line("running", |line| line["state"] == "running");
         scene.wait_for("ready");
         run.signal(rustix::process::Signal::TERM);
-        assert_eq!(run.exit(), 143);
+        assert_eq!(run.exit(), -15);
     }
     watch.line("idle", |line| line["state"] == "idle");
 }

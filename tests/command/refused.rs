@@ -40,7 +40,7 @@ fn wrong_usage_is_64_and_touches_nothing() {
         (&[], "Usage"),
         (&["no-such-command"], "no-such-command"),
         (&["run", "--", "touch", "started"], "--session"),
-        (&[&run[..], &["touch", "started"]].concat(), "touch"),
+        (&[&run[..], &["sqlite://x.db", "touch"]].concat(), "--database"),
         (&run, "<CMD>"),
         (&[&run[..], &["--no-such-option", "--", "touch", "started"]].concat(), "--no-such-option"),
         (&[&run[..], &["--ttl", "30", "--", "touch", "started"]].concat(), "30s"),

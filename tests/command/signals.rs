@@ -81,7 +81,7 @@ fn every_signal_that_is_no_way_to_end_is_passed_on_to_cmd_alone() {
     let traps: Vec<_> = numbers.iter().map(|n| format!("trap 'echo {n} >> $dir/got' {n};")).collect();
     let script = format!(
         "exec bash -c '{} trap \"exit 3\" TERM; (trap - 10; exec sleep 6000) & echo $! > $dir/child
-            mkfifo $dir/idle; exec 9<>$dir/idle; : > $dir/ready; while :; do read line <&9; done'",
+            mkfifo $dir/idle; exec 9<>$dir/idle; : > $dir/ready; while :; do read -t 0.1 line <&9; done'",
         traps.join(" ").replace('\'', "\"")
     );
     let scene = Scene::new();

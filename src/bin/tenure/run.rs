@@ -4,7 +4,7 @@
 //! the guardian, which ends CMD's tree by itself when they stop coming. The release comes last: when the guardian
 //! has said that nothing of the tree is alive.
 
-use std::{future::Future, pin::pin, time::Duration};
+use std::{ffi::OsString, future::Future, pin::pin, time::Duration};
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use tenure::{AcquireError, EndReason, Run, RunEvent, SessionKey, Supervisor, printable};
@@ -33,6 +33,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(global: &Global, args: &cli::Run, inheritance: Inheritance) -> Result<Exit, Failure> {
     let key = args.session.key()?;
+    check_program(&args.program)?;
     check_proc()?;
     let events = Events::open(args.events.as_deref(), global.json, global.quiet, key.clone())
         .map_err(|error| Failure::new(USAGE, format!("events cannot be written there: {error}")))?;
@@ -45,6 +46,17 @@ pub(crate) async fn run(global: &Global, args: &cli::Run, inheritance: Inheritan
     });
     events.flush();
     Ok(exit)
+}
+
+/// A URL where CMD belongs is one whose option was forgotten, and may have a password in it.
+fn check_program(program: &[OsString]) -> Result<(), Failure> {
+    let is_url = program.first().is_some_and(|name| name.to_string_lossy().contains("://"));
+    if is_url {
+        let message =
+            "a URL stands where CMD belongs; name the database by --database or TENURE_DATABASE_URL";
+        return Err(Failure::new(USAGE, message));
+    }
+    Ok(())
 }
 
 async fn hold(
