@@ -73,6 +73,8 @@ pub(crate) struct PoolPlan {
     /// How long an attempt may be silent until another is made besides, and a sign of life may take.
     pub(crate) patience: Duration,
     pub(crate) longest_backoff: Duration,
+    /// How long the one in use may be busy or silent, while something urgent waits, until there is a spare one.
+    pub(crate) time_to_spare: Duration,
     /// How often a connection at rest is asked for a sign of life.
     pub(crate) check_interval: Duration,
     /// Keeps the thread until the connections have said goodbye.
@@ -213,7 +215,7 @@ impl Pool {
 
     /// How long the one in use may be busy or silent until there is a spare one.
     pub(crate) fn time_to_spare(&self) -> Duration {
-        (self.inner.plan.patience / 4).min(LONGEST_TIME_TO_SPARE)
+        self.inner.plan.time_to_spare
     }
 
     pub(crate) fn location(&self) -> &str {
@@ -418,9 +420,6 @@ impl Pool {
         }
     }
 }
-
-/// Short enough that what waits still has most of its time.
-const LONGEST_TIME_TO_SPARE: Duration = Duration::from_millis(250);
 
 impl Idle {
     fn begin(connection: Box<dyn LeaseConnection>, plan: &PoolPlan) -> Self {

@@ -296,13 +296,13 @@ impl LeaseConnection for PostgresConnection {
     }
 
     /// A statement is parsed once per connection. Behind PgBouncer it is parsed each time.
-    fn prepare<'a>(&'a mut self, verbs: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn prepare<'a>(&'a mut self, kinds: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            for verb in verbs {
-                let statements: &[&'static str] = match verb {
-                    VerbKind::Acquire => &[include_str!("postgres/acquire.sql"), verbs::INSPECT],
-                    VerbKind::Renew => &[include_str!("postgres/renew.sql")],
-                    VerbKind::Release => &[include_str!("postgres/release.sql")],
+            for kind in kinds {
+                let statements: &[&'static str] = match kind {
+                    VerbKind::Acquire => &[acquire::ACQUIRE, verbs::INSPECT],
+                    VerbKind::Renew => &[verbs::RENEW],
+                    VerbKind::Release => &[verbs::RELEASE],
                 };
                 for statement in statements {
                     self.session.prepare(statement).await?;

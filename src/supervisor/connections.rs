@@ -80,7 +80,7 @@ impl Connections {
                 let one = |statement, verbs| common.pool(statement, verbs, 1, 2);
                 let alone = |statement, verbs| common.pool(statement, verbs, 0, 1);
                 Pools {
-                    queries: common.pool(common.timing.query_timeout(), &[], 1, 2),
+                    queries: common.pool_of_queries(common.store.clone()),
                     acquires: one(acquiring, &[VerbKind::Acquire]),
                     renewals: one(renewing, &[VerbKind::Renew]),
                     releases: one(renewing, &[VerbKind::Release]),
@@ -116,7 +116,7 @@ impl Common {
         let writes = || self.pool(statement, &[], 0, 2);
         let (acquires, renewals, releases) = (writes(), writes(), writes());
         Pools {
-            queries: self.pool_of(looked_at, self.timing.query_timeout(), &[], 1, 2),
+            queries: self.pool_of_queries(looked_at),
             acquires_alone: acquires.clone(),
             renewals_alone: renewals.clone(),
             releases_alone: releases.clone(),
@@ -127,34 +127,36 @@ impl Common {
     }
 
     fn pool(&self, statement: Duration, verbs: &'static [VerbKind], kept: usize, most: usize) -> Pool {
-        self.pool_of(self.store.clone(), statement, verbs, kept, most)
+        Pool::new(PoolPlan { verbs, kept, most, ..self.plan(self.store.clone(), statement) })
     }
 
-    fn pool_of(
-        &self,
-        store: SharedStore,
-        statement: Duration,
-        verbs: &'static [VerbKind],
-        kept: usize,
-        most: usize,
-    ) -> Pool {
-        let plan = PoolPlan {
+    /// For what asks besides: a short question does not wait for a long one.
+    fn pool_of_queries(&self, store: SharedStore) -> Pool {
+        let plan = self.plan(store, self.timing.query_timeout());
+        Pool::new(PoolPlan { most: 2, time_to_spare: Duration::ZERO, ..plan })
+    }
+
+    fn plan(&self, store: SharedStore, statement: Duration) -> PoolPlan {
+        let patience = self.timing.renew_timeout();
+        PoolPlan {
             store,
             bounds: bounds(&self.timing, statement),
-            verbs,
-            kept,
-            most,
+            verbs: &[],
+            kept: 1,
+            most: 1,
             connect_timeout: self.connect_timeout,
-            patience: self.timing.renew_timeout(),
+            patience,
             longest_backoff: self.timing.longest_backoff(),
+            time_to_spare: (patience / 4).min(LONGEST_TIME_TO_SPARE),
             // Twice between two renewals, and not when one is due.
             check_interval: (self.timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK),
             goodbyes: self.goodbyes.clone(),
-        };
-        Pool::new(plan)
+        }
     }
 }
 
+/// Short enough that what waits still has most of its time.
+const LONGEST_TIME_TO_SPARE: Duration = Duration::from_millis(250);
 /// How often a connection at rest is asked for a sign of life.
 const SHORTEST_CHECK: Duration = Duration::from_millis(200);
 const LONGEST_CHECK: Duration = Duration::from_secs(5);

@@ -13,6 +13,8 @@ use crate::{
     store::{Acquire, AcquireOutcome, StoreError},
 };
 
+pub(super) const ACQUIRE: &str = include_str!("acquire.sql");
+
 /// How often an item is asked for that lost a race and then finds nobody there, or whose row is locked.
 const ROUNDS: usize = 2;
 
@@ -144,7 +146,7 @@ async fn grant_or_refuse(session: &mut Session, items: &[&Acquire]) -> Result<Ve
 
 fn statement<'a>(items: &[&'a Acquire]) -> Statement<'a> {
     Statement::new(
-        include_str!("acquire.sql"),
+        ACQUIRE,
         vec![
             Value::Texts(items.iter().map(|item| item.key.account()).collect()),
             Value::Texts(items.iter().map(|item| item.key.session()).collect()),

@@ -14,6 +14,11 @@ use crate::{
     store::{Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER, StoreError, untold},
 };
 
+// What a connection is made ready for has to be the very text that is sent.
+pub(super) const RENEW: &str = include_str!("renew.sql");
+pub(super) const RELEASE: &str = include_str!("release.sql");
+pub(super) const INSPECT: &str = concat!(include_str!("server.sql"), include_str!("inspect.sql"));
+
 pub(super) async fn renew(session: &mut Session, items: &[Renew]) -> Result<Vec<RenewOutcome>, StoreError> {
     if items.is_empty() {
         return Ok(Vec::new());
@@ -56,7 +61,7 @@ async fn tell(session: &mut Session, items: &[Renew]) -> Result<(), StoreError> 
 
 async fn extend(session: &mut Session, items: &[Renew]) -> Result<Vec<RenewOutcome>, StoreError> {
     let statement = Statement::new(
-        include_str!("renew.sql"),
+        RENEW,
         vec![
             Value::Texts(items.iter().map(|item| item.key.account()).collect()),
             Value::Texts(items.iter().map(|item| item.key.session()).collect()),
@@ -87,7 +92,7 @@ pub(super) async fn release(
         return Ok(Vec::new());
     }
     let statement = Statement::new(
-        include_str!("release.sql"),
+        RELEASE,
         vec![
             Value::Texts(items.iter().map(|item| item.key.account()).collect()),
             Value::Texts(items.iter().map(|item| item.key.session()).collect()),
@@ -131,8 +136,6 @@ pub(super) async fn inspect(
     }
     Ok(found)
 }
-
-pub(super) const INSPECT: &str = concat!(include_str!("server.sql"), include_str!("inspect.sql"));
 
 /// The rows of these sessions, in the order of the keys.
 pub(super) async fn read_rows(
