@@ -187,6 +187,12 @@ pub trait LeaseStore: Send + Sync + 'static {
         None
     }
 
+    /// Which of several servers was found to work last, as [`LeaseConnection::server`] numbers them. A connection to
+    /// another one is not used any more. `None` where it does not matter.
+    fn server_in_use(&self) -> Option<usize> {
+        None
+    }
+
     /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script for people who
     /// apply such things by hand.
     fn schema(&self) -> String;
@@ -268,6 +274,11 @@ pub trait LeaseConnection: Send {
     /// Asks the server for a sign of life, in one round trip. A database without a server has none to give.
     fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The number of its server among those of the store.
+    fn server(&self) -> usize {
+        0
     }
 
     /// Says goodbye to the server.

@@ -475,7 +475,7 @@ async fn a_guardian_that_is_stopped_again_and_again_holds_up_no_stop() {
 
 #[tokio::test]
 async fn what_may_be_left_lives_on_and_is_told() {
-    let script = "setsid sh -c 'sleep 6000 & echo $! > $dir/child; echo helper > /proc/self/comm
+    let script = "setsid sh -c 'sleep 6000 & echo $! > $dir/child; printf helper > /proc/self/comm
             echo $$ > $dir/helper; : > $dir/there; wait' &
         sleep 6000 & echo $! >> $pids; until [ -e $dir/there ]; do sleep 0.01; done; ready; exit 3";
     for lost in [false, true] {

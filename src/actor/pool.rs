@@ -105,6 +105,7 @@ struct Idle {
     /// `None` once it was said: while a sign of life is awaited, the rest goes on until it has come.
     wanted: Option<oneshot::Sender<()>>,
     since: Instant,
+    server: usize,
 }
 
 /// A connection at rest, after its rest.
@@ -162,6 +163,7 @@ impl Pool {
     /// # Errors
     /// Why the last attempt to open one has failed; further ones are made.
     pub(crate) async fn ready(&self) -> Result<(), StoreError> {
+        self.follow();
         self.wake();
         self.wait(Need::Patient, |pool| (pool.open() > 0).then_some(())).await
     }
@@ -179,6 +181,7 @@ impl Pool {
 
     /// A connection that is free.
     pub(crate) fn try_take(&self) -> Option<Lent> {
+        self.follow();
         let mut state = self.inner.state.borrow_mut();
         let mut taken = None;
         for at in (0..state.idle.len()).rev() {
@@ -196,6 +199,18 @@ impl Pool {
         minder.into_iter().for_each(Waker::wake);
         self.keep();
         taken
+    }
+
+    /// Gives up connections to servers that another has taken the place of: what was granted there is not known here.
+    fn follow(&self) {
+        let Some(server) = self.inner.plan.store.server_in_use() else { return };
+        let is_old = |idle: &Idle| idle.server != server;
+        let mut state = self.inner.state.borrow_mut();
+        if state.idle.iter().any(is_old) {
+            state.idle.retain(|idle| !is_old(idle));
+            drop(state);
+            self.keep();
+        }
     }
 
     /// Gives up the connections at rest, as one that was used has turned out to be dead: they may have died with it.
@@ -372,7 +387,8 @@ impl Pool {
         let over = self.inner.over.clone();
         loop {
             let lost = poll_fn(|cx| self.poll_idle(cx));
-            match over.run_until_cancelled(timeout(LINGER, lost)).await {
+            let pause = self.inner.plan.check_interval.min(LINGER);
+            match over.run_until_cancelled(timeout(pause, lost)).await {
                 Some(Ok(error)) => {
                     tracing::debug!(%error, "a connection at rest was lost");
                     self.keep();
@@ -380,6 +396,7 @@ impl Pool {
                 Some(Err(_elapsed)) => {}
                 None => break,
             }
+            self.follow();
             self.trim(LINGER);
         }
         self.inner.changed.notify_waiters();
@@ -426,8 +443,9 @@ impl Idle {
         let (wanted, is_wanted) = oneshot::channel();
         let (every, patience) = (plan.check_interval, plan.patience);
         let location = plan.store.location().to_owned();
+        let server = connection.server();
         let minded = mind(connection, is_wanted, every, patience, location).boxed();
-        Self { minded, wanted: Some(wanted), since: Instant::now() }
+        Self { minded, wanted: Some(wanted), since: Instant::now(), server }
     }
 
     /// `None`: a sign of life is awaited first.

@@ -195,6 +195,10 @@ impl LeaseStore for PostgresStore {
             .then(|| Box::pin(async move { listen::open(&target, node, bounds).await }) as Listening)
     }
 
+    fn server_in_use(&self) -> Option<usize> {
+        self.target.server_in_use()
+    }
+
     fn schema(&self) -> String {
         schema::script(&self.target.naming)
     }
@@ -314,6 +318,10 @@ impl LeaseConnection for PostgresConnection {
 
     fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.session.ping())
+    }
+
+    fn server(&self) -> usize {
+        self.session.server()
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {

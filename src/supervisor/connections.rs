@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -203,8 +203,19 @@ impl Pools {
 }
 
 async fn opened(pool: &Pool, within: Duration) -> Result<(), StoreError> {
-    timeout(within, pool.ready()).await.unwrap_or_else(|_elapsed| Err(pool.late(within)))
+    let until = Instant::now() + within;
+    let began = Instant::now();
+    let ready = || timeout_at(until, pool.ready());
+    match ready().await {
+        // A server that stood still refuses first what has waited for too long, and is well then.
+        Ok(Err(error)) if error.is_transient() && began.elapsed() > STOOD_STILL => ready().await,
+        answered => answered,
+    }
+    .unwrap_or_else(|_elapsed| Err(pool.late(within)))
 }
+
+/// A server that refuses a connection does so sooner.
+const STOOD_STILL: Duration = Duration::from_millis(500);
 
 /// Renewals must have time for a round trip, or every run would be granted and lost.
 async fn check_line(pool: &Pool, timing: &Timing) -> Result<(), StartError> {

@@ -268,6 +268,11 @@ impl Session {
         fault::awaits_standby(&self.location)
     }
 
+    /// Its number in the URL.
+    pub(super) fn server(&self) -> usize {
+        self.turn.index()
+    }
+
     /// Heeds whether commits are answered here. For whoever only looks there may be nothing better.
     pub(super) fn heed_awaiting(&mut self, awaits_standby: bool) -> Result<(), StoreError> {
         self.awaits_standby = awaits_standby;

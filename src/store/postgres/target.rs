@@ -90,6 +90,11 @@ impl Target {
         from.iter().chain(before).collect()
     }
 
+    /// The number of the server that was found to work last.
+    pub(super) fn server_in_use(&self) -> Option<usize> {
+        Some(self.servers[0].turn.working())
+    }
+
     /// What of the URL is left aside, for people.
     pub(super) fn remark(&self) -> Option<String> {
         let names = self.ignored.join(", ");

@@ -10,6 +10,8 @@ use std::sync::{
 pub(super) struct Turn {
     /// The index of the one to ask first. Connections of several lanes change it at the same time; no order is wrong.
     first: Arc<AtomicUsize>,
+    /// The index of the one that was found to work last.
+    working: Arc<AtomicUsize>,
     index: usize,
     servers: usize,
 }
@@ -17,8 +19,8 @@ pub(super) struct Turn {
 impl Turn {
     /// One for each of so many servers.
     pub(super) fn among(servers: usize) -> impl Iterator<Item = Self> {
-        let first = Arc::new(AtomicUsize::new(0));
-        (0..servers).map(move |index| Self { first: first.clone(), index, servers })
+        let (first, working) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        (0..servers).map(move |index| Self { first: first.clone(), working: working.clone(), index, servers })
     }
 
     /// Of the server to ask first.
@@ -34,6 +36,16 @@ impl Turn {
     /// This server works: it is asked first from now on.
     pub(super) fn prefer(&self) {
         self.first.store(self.index, Ordering::Relaxed);
+        self.working.store(self.index, Ordering::Relaxed);
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Of the server that was found to work last.
+    pub(super) fn working(&self) -> usize {
+        self.working.load(Ordering::Relaxed)
     }
 
     /// This one is silent, which takes time to notice: the one after it is asked first from now on.
