@@ -99,6 +99,12 @@ struct State {
     minder: Option<Waker>,
 }
 
+impl State {
+    fn attempts_begun(&self) -> u64 {
+        self.failed + u64::from(self.is_opening)
+    }
+}
+
 /// A connection at rest.
 struct Idle {
     minded: BoxFuture<'static, Minded>,
@@ -263,7 +269,8 @@ impl Pool {
     }
 
     async fn wait<T>(&self, need: Need, mut take: impl FnMut(&Self) -> Option<T>) -> Result<T, StoreError> {
-        let failed = self.inner.state.borrow().failed;
+        // An attempt under way may have begun in an outage that is over.
+        let failed = self.inner.state.borrow().attempts_begun();
         let _waiting = Waiting::begin(self);
         let mut soon = pin!(sleep(self.time_to_spare()));
         let mut is_spare_due = need == Need::Urgent;
