@@ -75,6 +75,8 @@ pub(crate) struct PoolPlan {
     pub(crate) longest_backoff: Duration,
     /// How long the one in use may be busy or silent, while something urgent waits, until there is a spare one.
     pub(crate) time_to_spare: Duration,
+    /// How long a spare connection is kept after its last use.
+    pub(crate) linger: Duration,
     /// How often a connection at rest is asked for a sign of life.
     pub(crate) check_interval: Duration,
     /// Keeps the thread until the connections have said goodbye.
@@ -131,8 +133,6 @@ pub(crate) enum Need {
 
 /// An attempt to connect that has been silent for so long gets company, so that a database that is back is noticed soon.
 const LONGEST_SILENCE: Duration = Duration::from_millis(1_200);
-/// A spare connection is kept for so long after its last use.
-const LINGER: Duration = Duration::from_secs(30);
 /// After a certain refusal, of a log-in say, the next attempt is not made sooner.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(500);
 
@@ -394,7 +394,7 @@ impl Pool {
         let over = self.inner.over.clone();
         loop {
             let lost = poll_fn(|cx| self.poll_idle(cx));
-            let pause = self.inner.plan.check_interval.min(LINGER);
+            let pause = self.inner.plan.check_interval.min(self.inner.plan.linger);
             match over.run_until_cancelled(timeout(pause, lost)).await {
                 Some(Ok(error)) => {
                     tracing::debug!(%error, "a connection at rest was lost");
@@ -404,7 +404,7 @@ impl Pool {
                 None => break,
             }
             self.follow();
-            self.trim(LINGER);
+            self.trim(self.inner.plan.linger);
         }
         self.inner.changed.notify_waiters();
         let idle = std::mem::take(&mut self.inner.state.borrow_mut().idle);

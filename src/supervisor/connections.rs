@@ -133,7 +133,7 @@ impl Common {
     /// For what asks besides: a short question does not wait for a long one.
     fn pool_of_queries(&self, store: SharedStore) -> Pool {
         let plan = self.plan(store, self.timing.query_timeout());
-        Pool::new(PoolPlan { most: 2, time_to_spare: Duration::ZERO, ..plan })
+        Pool::new(PoolPlan { most: 2, time_to_spare: Duration::ZERO, linger: LINGER_OF_QUERIES, ..plan })
     }
 
     fn plan(&self, store: SharedStore, statement: Duration) -> PoolPlan {
@@ -148,6 +148,7 @@ impl Common {
             patience,
             longest_backoff: self.timing.longest_backoff(),
             time_to_spare: (patience / 4).min(LONGEST_TIME_TO_SPARE),
+            linger: LINGER,
             // Twice between two renewals, and not when one is due.
             check_interval: (self.timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK),
             goodbyes: self.goodbyes.clone(),
@@ -155,6 +156,9 @@ impl Common {
     }
 }
 
+/// Longer than from one renewal to the next, so that a slow database does not have one opened for each.
+const LINGER: Duration = Duration::from_secs(30);
+const LINGER_OF_QUERIES: Duration = Duration::from_secs(5);
 /// Short enough that what waits still has most of its time.
 const LONGEST_TIME_TO_SPARE: Duration = Duration::from_millis(250);
 /// How often a connection at rest is asked for a sign of life.
