@@ -174,8 +174,8 @@ fn i10_a_slow_listener_misses_events_and_delays_nothing() {
 /// Whatever the step has done to the lease by the time of the next renewal.
 #[test]
 fn a_stepped_database_clock_is_reported_also_when_it_costs_the_lease() {
-    let forward = |sim: &Simulation| sim.store.step_clock_forward(seconds(16));
-    let back = |sim: &Simulation| sim.store.step_clock_back(seconds(16));
+    let forward = |sim: &Simulation| sim.store.step_clock_forward(seconds(15));
+    let back = |sim: &Simulation| sim.store.step_clock_back(seconds(15));
     let expired = |sim: &Simulation| sim.store.step_clock_forward(2 * TTL);
     let taken = |sim: &Simulation| {
         sim.store.step_clock_forward(2 * TTL);
