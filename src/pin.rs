@@ -24,6 +24,9 @@
 //! writes is committed before any later run begins. Nothing of that depends on a clock, on this process being alive, or
 //! on its being told of anything.
 //!
+//! Pin in the outermost transaction, not in a nested one: rolling back to a savepoint that was set before the pin gives
+//! the pin up.
+//!
 //! # PostgreSQL
 //!
 //! - It holds in read committed, repeatable read and serializable. In the latter two, a run that lost its session after
@@ -42,6 +45,7 @@
 //!
 //! # SQLite
 //!
+//! From SQLite 3.42 on; an older one, as a host may have besides sqlx, finds no lease held.
 //! The leases and the host's tables must be in the same file. The statement, [`SQLITE`], is a write, which makes the
 //! transaction the file's only writer: so nobody else writes, **renewals included, of all sessions in that file**. A
 //! pinned transaction must therefore be shorter than [`renew_timeout`](crate::Timing::renew_timeout) (ttl/10, at most

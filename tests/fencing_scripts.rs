@@ -43,6 +43,39 @@ fn a_writer_that_began_first_and_ends_last_is_late() {
     assert_eq!(fs::read_to_string(place.path("report")).unwrap(), "later");
 }
 
+/// What the shell cannot compare is refused, on either side of the comparison.
+#[test]
+fn what_is_no_fence_never_passes_for_one() {
+    let place = Place::new();
+    assert!(place.write("50", "good").status.success());
+    for bad in ["", "5x", "-1", "99999999999999999999"] {
+        assert_eq!(place.write(bad, "late").status.code(), LATE, "{bad:?}");
+    }
+    for damaged in ["", "5x\n", "99999999999999999999\n"] {
+        fs::write(place.path("report.fence"), damaged).unwrap();
+        let refused = place.write("51", "late");
+        assert_eq!(refused.status.code(), LATE, "{damaged:?}");
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("is damaged"), "{refused:?}");
+    }
+    assert_eq!(fs::read_to_string(place.path("report")).unwrap(), "good");
+}
+
+#[test]
+fn a_file_keeps_its_mode_and_no_temporary_file_stays_behind() {
+    let place = Place::new();
+    assert!(place.write("5", "first").status.success());
+    assert_eq!(fs::metadata(place.path("report")).unwrap().permissions().mode() & 0o777, 0o644);
+    fs::set_permissions(place.path("report"), fs::Permissions::from_mode(0o640)).unwrap();
+    assert!(place.write("6", "second").status.success());
+    assert_eq!(fs::metadata(place.path("report")).unwrap().permissions().mode() & 0o777, 0o640);
+    fs::create_dir(place.path("directory")).unwrap();
+    fs::rename(place.path("report"), place.path("directory/report")).unwrap();
+    fs::create_dir(place.path("report")).unwrap();
+    assert_eq!(place.write("7", "lost").status.code(), LATE, "a directory is no file");
+    let left = fs::read_dir(place.directory.path()).unwrap().count();
+    assert_eq!(left, 5, "the script, both directories, the fence and the lock");
+}
+
 #[test]
 fn the_command_gives_its_program_the_fence_that_the_script_needs() {
     let place = Place::new();
@@ -93,7 +126,15 @@ fn a_push_of_a_late_run_is_refused_ref_by_ref() {
     // Of a push to several, all or none are remembered.
     assert!(!pushed(Some("7"), &["HEAD:other/deeper", "HEAD:main"]).0);
     assert!(pushed(Some("5"), &["HEAD:other/deeper"]).0);
-    for none in [None, Some(""), Some("5x")] {
+    // The names of two refs that a careless gate would keep in one place, in both orders.
+    for (first, second) in [("y", "y.fence/x"), ("z.fence/x", "z"), ("w", "w.new/x")] {
+        for name in [first, second] {
+            let target = format!("HEAD:{name}");
+            assert!(pushed(Some("50"), &[&target]).0, "{name}");
+            assert!(!pushed(Some("7"), &[&target]).0, "{name}");
+        }
+    }
+    for none in [None, Some(""), Some("5x"), Some("99999999999999999999")] {
         let (accepted, said) = pushed(none, &["HEAD:new"]);
         assert!(!accepted && said.contains("-o tenure-fence=$TENURE_FENCE"), "{said}");
     }

@@ -8,7 +8,8 @@ use crate::{
 
 impl RunContext {
     /// Proves, in the host's own transaction, that this run still holds its session, and keeps every other run from it
-    /// until the transaction ends: see [`pin`](crate::pin) for what that costs.
+    /// until the transaction ends: see [`pin`](crate::pin) for what that costs. Rolling back to a savepoint that was set
+    /// before gives it up.
     ///
     /// ```no_run
     /// # #[cfg(feature = "postgres")]
