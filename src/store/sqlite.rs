@@ -177,6 +177,12 @@ struct Connection {
 }
 
 impl Connection {
+    async fn say_goodbye(self) {
+        let _turn = self.file.turn_to_close().await;
+        // The answers are in already; a goodbye that fails changes none of them.
+        let _ = self.sqlite.close().await;
+    }
+
     async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Self, Failure> {
         let there = file.there()?;
         let mut sqlite = options(&file, bounds.lock).connect().await?;
@@ -365,8 +371,7 @@ impl LeaseConnection for Connection {
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            // The answers are in already; a goodbye that fails changes none of them.
-            let _ = self.sqlite.close().await;
+            self.say_goodbye().await;
         })
     }
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use sqlx::Connection as _;
 use tokio::time::sleep;
 
 use super::{Connection, failure::Failure, file::DatabaseFile, standing::Standing};
@@ -53,7 +52,7 @@ impl Listener for Changes {
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            let _ = self.connection.sqlite.close().await;
+            self.connection.say_goodbye().await;
         })
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct DatabaseFile {
     access: Access,
     /// What the connections of this store have open.
     open: Arc<Mutex<Weak<Opened>>>,
+    /// One connection closes at a time. SQLite's last one removes the log; of two at once, each leaves that to the other.
+    closing: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What a connection may do with the file.
@@ -62,7 +64,12 @@ impl DatabaseFile {
 
     pub(super) fn new(path: PathBuf, access: Access) -> Self {
         let location = printable(&path.to_string_lossy()).into();
-        Self { path: path.into(), location, access, open: Arc::default() }
+        Self { path: path.into(), location, access, open: Arc::default(), closing: Arc::default() }
+    }
+
+    /// To be held while a connection closes.
+    pub(super) async fn turn_to_close(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        self.closing.clone().lock_owned().await
     }
 
     pub(super) fn path(&self) -> &Path {
