@@ -121,7 +121,7 @@ pub(crate) fn checked(url: &str) -> Result<&str, StoreError> {
     match url {
         "" => refused("it is empty; name a database, or leave the setting or the variable out"),
         _ if url.contains(char::is_control) => {
-            refused("it has a line break or another control character in it; remove that, or write it as %0A")
+            refused("it has a line break or another control character in it; remove that")
         }
         _ => Ok(url),
     }

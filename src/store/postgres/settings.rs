@@ -63,7 +63,8 @@ impl Settings {
         if parameter.check(&value)? {
             self.ignored.push(parameter.name);
         }
-        match value.is_empty() {
+        // An unset variable in the place of a schema's name must not mean the default one.
+        match value.is_empty() && parameter.name != "schema" {
             // As if it were not there.
             true => self.values.remove(parameter.name),
             false => self.values.insert(parameter.name, value),

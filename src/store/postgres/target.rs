@@ -352,6 +352,7 @@ mod tests {
             ("postgres://me:s3cret@h1,,h2/app", "empty"),
             ("postgres://me:s3cret@h1,h2/app?port=1,2,3", "3 ports for 2 hosts"),
             ("postgres://me:s3cret@h1,h2/app?target_session_attrs=standby", "use read-write"),
+            ("postgres://me:s3cret@db/app?schema=", "leave the parameter out"),
         ] {
             let refusal = refusal(url);
             assert!(refusal.contains(remedy), "{url}: {refusal}");

@@ -22,7 +22,8 @@ pub(super) fn objection(path: &Path) -> io::Result<Option<String>> {
     let found = path.metadata()?;
     let names = found.nlink();
     if !found.is_file() {
-        return Ok(None);
+        let told = || format!("{} is neither a file nor a directory; name a file", shown(&path));
+        return Ok((!found.is_dir()).then(told));
     }
     if names > 1 {
         return Ok(Some(format!(
@@ -104,6 +105,7 @@ mod tests {
         for path in [first.as_path(), &dir.path().join("link.db"), dir.path()] {
             assert_eq!(objection(path).unwrap(), None);
         }
+        assert!(objection(Path::new("/dev/null")).unwrap().unwrap().contains("neither a file nor"));
         std::fs::hard_link(&first, &second).unwrap();
         for path in [&first, &second, &dir.path().join("link.db")] {
             assert!(objection(path).unwrap().unwrap().contains("2 names"));
