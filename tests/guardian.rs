@@ -277,11 +277,12 @@ impl Rig {
         self.command.send(order);
     }
 
-    /// Starts the script, and waits until its tree stands.
+    /// Starts the script, and waits until its tree stands. The file `told` is there once the start was reported.
     async fn go(&mut self) -> i32 {
         self.expect("ready ").await;
         self.send("go");
         let pid = self.expect("started ").await.parse().unwrap();
+        fs::write(self.dir.path().join("told"), "").unwrap();
         self.wait_for("ready");
         pid
     }
@@ -449,7 +450,8 @@ async fn a_process_that_never_became_cmd_is_not_told_as_killed() {
 
 #[tokio::test]
 async fn a_guardian_that_was_stopped_goes_on_with_the_next_order() {
-    let script = "trap 'exit 9' TERM; kill -STOP $PPID; ready; while :; do sleep 0.01; done";
+    let script = "trap 'exit 9' TERM; until [ -e $dir/told ]; do sleep 0.01; done
+        kill -STOP $PPID; ready; while :; do sleep 0.01; done";
     let mut rig = Rig::new(script, &[]);
     rig.go().await;
     rig.send("stop 600000");
@@ -459,8 +461,8 @@ async fn a_guardian_that_was_stopped_goes_on_with_the_next_order() {
 
 #[tokio::test]
 async fn a_guardian_that_is_stopped_again_and_again_holds_up_no_stop() {
-    let script =
-        "trap '' TERM; echo $$ >> $pids; kill -STOP $PPID; ready; while :; do kill -STOP $PPID; done";
+    let script = "trap '' TERM; echo $$ >> $pids; until [ -e $dir/told ]; do sleep 0.01; done
+        kill -STOP $PPID; ready; while :; do kill -STOP $PPID; done";
     let mut rig = Rig::new(script, &[]);
     let pid = rig.go().await;
     let guardian = rig.guardian_of(pid);
