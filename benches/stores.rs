@@ -6,7 +6,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
 use tenure::{
-    Label, NodeId, Phase, RunId, SessionKey, Stage, Supervisor,
+    Label, LeaseSupervisor, NodeId, Phase, RunId, SessionKey, Stage,
     store::{self, Acquire, Bounds, LeaseConnection, Release, Renew},
 };
 use tokio::runtime::Runtime;
@@ -91,7 +91,7 @@ fn verbs(c: &mut Criterion, runtime: &Runtime, backend: &str, url: &str) {
         b.iter(|| runtime.block_on(connection.acquire(std::slice::from_ref(&refused))).expect("it answers"));
     });
 
-    let supervisor = runtime.block_on(Supervisor::builder(url).start()).expect("it starts");
+    let supervisor = runtime.block_on(LeaseSupervisor::builder(url).start()).expect("it starts");
     let free = SessionKey::new("bench", "supervised").expect("within bounds");
     c.bench_function(&format!("{backend}/acquire and release: through a supervisor"), |b| {
         b.iter(|| {

@@ -5,7 +5,7 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use tenure::{
-    SessionKey, Supervisor,
+    LeaseSupervisor, SessionKey,
     clock::{Clock, SystemClock},
     store::MemoryStore,
     testing::MachineCycle,
@@ -36,10 +36,11 @@ fn round_trip(c: &mut Criterion) {
     });
 }
 
-fn started() -> (tokio::runtime::Runtime, Supervisor) {
+fn started() -> (tokio::runtime::Runtime, LeaseSupervisor) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let store = Arc::new(MemoryStore::new(Arc::new(SystemClock)));
-    let supervisor = runtime.block_on(Supervisor::builder_on(store).start()).expect("it needs no database");
+    let supervisor =
+        runtime.block_on(LeaseSupervisor::builder_on(store).start()).expect("it needs no database");
     (runtime, supervisor)
 }
 

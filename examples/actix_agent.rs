@@ -12,7 +12,7 @@ use std::{error::Error, time::Duration};
 
 use actix::prelude::*;
 use futures::channel::oneshot;
-use tenure::{Run, RunEvent, SessionKey, Supervisor};
+use tenure::{LeaseSupervisor, Run, RunEvent, SessionKey};
 
 /// How long the agent pauses between two turns.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// One conversation, worked on by this process while it holds the session.
 struct Agent {
     name: &'static str,
-    supervisor: Supervisor,
+    supervisor: LeaseSupervisor,
     key: SessionKey,
     run: Option<Run>,
     turns: u32,
@@ -37,7 +37,8 @@ impl Actor for Agent {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        let request = self.supervisor.acquire(&self.key).holder(self.name).events(ctx.address().recipient());
+        let request =
+            self.supervisor.acquire(&self.key).holder_label(self.name).events(ctx.address().recipient());
         let granted = request.into_future().into_actor(self).map(|granted, agent, ctx| match granted {
             Ok(run) => {
                 agent.run = Some(run);
@@ -93,7 +94,7 @@ impl Handler<RunEvent> for Agent {
 
 impl Agent {
     /// Starts an agent; the answer ends when the agent has gone.
-    fn open(name: &'static str, supervisor: &Supervisor, key: &SessionKey) -> oneshot::Receiver<()> {
+    fn open(name: &'static str, supervisor: &LeaseSupervisor, key: &SessionKey) -> oneshot::Receiver<()> {
         let (alive, gone) = oneshot::channel();
         let (supervisor, key) = (supervisor.clone(), key.clone());
         Self { name, supervisor, key, run: None, turns: 0, _alive: alive }.start();
@@ -109,7 +110,7 @@ impl Agent {
 async fn main() -> Result<(), Box<dyn Error>> {
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite://{}", directory.path().join("leases.db").display());
-    let supervisor = Supervisor::builder(&url).ttl(Duration::from_secs(5)).start().await?;
+    let supervisor = LeaseSupervisor::builder(&url).ttl(Duration::from_secs(5)).start().await?;
     let key = SessionKey::new("demo", "chat-1")?;
 
     let first = Agent::open("first", &supervisor, &key);

@@ -38,8 +38,8 @@ use actix_web::{
     web::{self, Data, Path, PathConfig},
 };
 use tenure::{
-    AcquireError, EndReason, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey, SessionStatus,
-    StopAnswer, StopError, Supervisor,
+    AcquireError, EndReason, LeaseSupervisor, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey,
+    SessionStatus, StopAnswer, StopError,
 };
 use tokio::time::sleep;
 
@@ -66,7 +66,7 @@ async fn agent(ctx: RunContext, prompt: String) -> String {
 }
 
 struct Host {
-    supervisor: Supervisor,
+    supervisor: LeaseSupervisor,
     works: Works,
 }
 
@@ -193,7 +193,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Once is enough, but repeating it does no harm. A service would leave it to its deployment.
     tenure::migrate(&url).await?;
     let holder = format!("actix_web {}", std::process::id());
-    let supervisor = Supervisor::builder(url).holder(holder).start().await?;
+    let supervisor = LeaseSupervisor::builder(url).holder_label(holder).start().await?;
 
     let host = Data::new(Host { supervisor: supervisor.clone(), works: Works::default() });
     let app = move || {

@@ -38,8 +38,8 @@ use axum::{
     routing::{get, post},
 };
 use tenure::{
-    AcquireError, EndReason, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey, StopAnswer,
-    StopError, Supervisor,
+    AcquireError, EndReason, LeaseSupervisor, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey,
+    StopAnswer, StopError,
 };
 use tokio::{
     net::TcpListener,
@@ -71,7 +71,7 @@ async fn agent(ctx: RunContext, prompt: String) -> String {
 
 #[derive(Clone)]
 struct Host {
-    supervisor: Supervisor,
+    supervisor: LeaseSupervisor,
     works: Works,
 }
 
@@ -214,7 +214,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Once is enough, but repeating it does no harm. A service would leave it to its deployment.
     tenure::migrate(&url).await?;
     let holder = format!("axum {}", std::process::id());
-    let supervisor = Supervisor::builder(url).holder(holder).start().await?;
+    let supervisor = LeaseSupervisor::builder(url).holder_label(holder).start().await?;
 
     let app = Router::new()
         .route("/sessions/{account}/{session}/run", post(start).get(attach).delete(stop))

@@ -17,7 +17,7 @@ use {
         process::{Command, Stdio},
         time::Duration,
     },
-    tenure::{ChildTree, RunContext, SessionKey, Supervisor, process::Outcome},
+    tenure::{ChildTree, LeaseSupervisor, RunContext, SessionKey, process::Outcome},
     tokio::{
         io::AsyncReadExt,
         process::ChildStdout,
@@ -42,8 +42,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let interrupted = interrupted()?;
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite://{}", directory.path().join("leases.db").display());
-    let supervisor =
-        Supervisor::builder(&url).holder("desktop").stop_grace(Duration::from_secs(1)).start().await?;
+    let supervisor = LeaseSupervisor::builder(&url)
+        .holder_label("desktop")
+        .stop_grace(Duration::from_secs(1))
+        .start()
+        .await?;
     let key = SessionKey::new("demo", "chat-1")?;
     let run = supervisor.acquire(&key).await?;
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use tenure::{AcquireError, Run, SessionKey, SessionState, Supervisor};
+use tenure::{AcquireError, LeaseSupervisor, Run, SessionKey, SessionState};
 use tokio::time::sleep;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -40,7 +40,7 @@ async fn main() -> Result<()> {
 
 /// The first device: works on the session until it is done or loses it.
 async fn desktop(url: &str) -> Result<()> {
-    let supervisor = Supervisor::builder(url).holder("desktop").ttl(TTL).start().await?;
+    let supervisor = LeaseSupervisor::builder(url).holder_label("desktop").ttl(TTL).start().await?;
     let run = supervisor.acquire(&session()?).await?;
     println!("acquired the session: run {}, fence {}", run.run_id(), run.fence());
     let mut step = 0;
@@ -71,7 +71,7 @@ async fn desktop(url: &str) -> Result<()> {
 /// The second device: is refused, waits, takes over.
 async fn browser(url: &str) -> Result<()> {
     tenure::migrate(url).await?;
-    let supervisor = Supervisor::builder(url).holder("browser").ttl(TTL).start().await?;
+    let supervisor = LeaseSupervisor::builder(url).holder_label("browser").ttl(TTL).start().await?;
     println!("database: {}\n", supervisor.location());
 
     let mut desktop = Desktop::open(url)?;
@@ -111,7 +111,7 @@ async fn browser(url: &str) -> Result<()> {
     desktop.end()
 }
 
-async fn take_over(supervisor: &Supervisor) -> Result<Run> {
+async fn take_over(supervisor: &LeaseSupervisor) -> Result<Run> {
     loop {
         match supervisor.acquire(&session()?).await {
             Ok(run) => return Ok(run),

@@ -1,7 +1,7 @@
 //! The actors: who tells whom, and who owns what.
 //!
 //! ```text
-//! caller ─► Supervisor ─► Registry ─► acquisition ─► Lane (acquire) ─► LeaseStore
+//! caller ─► LeaseSupervisor ─► Registry ─► acquisition ─► Lane (acquire) ─► LeaseStore
 //!                            │ granted: starts
 //!                            ▼
 //! caller ◄─ Run (guard) ── RunActor ───────────────► Lane (renew)   ─► LeaseStore

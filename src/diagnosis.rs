@@ -49,7 +49,7 @@ impl Examination {
     /// The longest time for which clocks are watched: an hour.
     pub const LONGEST: Duration = Duration::from_secs(3600);
 
-    /// Of the database that a URL names, as for [`Supervisor::builder`](crate::Supervisor::builder).
+    /// Of the database that a URL names, as for [`LeaseSupervisor::builder`](crate::LeaseSupervisor::builder).
     pub fn of(url: impl Into<String>) -> Self {
         let plan = Plan {
             lasting: Duration::from_secs(3),

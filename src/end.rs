@@ -49,7 +49,7 @@ pub struct Ended {
     /// within one ttl.
     pub released: bool,
     /// Whether the session was given up although the work had not ended and may still act: see
-    /// [`stuck_limit`](crate::Builder::stuck_limit).
+    /// [`stuck_limit`](crate::LeaseSupervisorBuilder::stuck_limit).
     pub gave_up: bool,
 }
 

@@ -83,14 +83,14 @@ pub enum RunEvent {
         /// Whether the database confirmed the release.
         released: bool,
         /// Whether the session was given up while the work may still act: see
-        /// [`stuck_limit`](crate::Builder::stuck_limit).
+        /// [`stuck_limit`](crate::LeaseSupervisorBuilder::stuck_limit).
         gave_up: bool,
     },
     /// This listener was too slow and has missed this many events.
     Missed(u64),
 }
 
-/// What an actor of the host is told: see [`Builder::events`](crate::Builder::events).
+/// What an actor of the host is told: see [`LeaseSupervisorBuilder::events`](crate::LeaseSupervisorBuilder::events).
 impl actix::Message for RunEvent {
     type Result = ();
 }

@@ -5,7 +5,7 @@
 //! along, and the resource remembers the greatest per session and refuses smaller ones. An equal one passes: one run
 //! writes many times. `docs/fencing.md` says when that is needed.
 //!
-//! None of this needs a [`Supervisor`](crate::Supervisor), or a database of leases.
+//! None of this needs a [`LeaseSupervisor`](crate::LeaseSupervisor), or a database of leases.
 //!
 //! | the resource is | use |
 #![cfg_attr(

@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use tenure::{AcquireError, RunContext, SessionKey, Supervisor};
+//! use tenure::{AcquireError, RunContext, SessionKey, LeaseSupervisor};
 //!
 //! async fn agent(ctx: RunContext) -> String {
 //!     tokio::select! {
@@ -17,8 +17,8 @@
 //! }
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let supervisor = Supervisor::builder("postgres://app@db.internal/chat")
-//!     .holder("api-3")
+//! let supervisor = LeaseSupervisor::builder("postgres://app@db.internal/chat")
+//!     .holder_label("api-3")
 //!     .ttl(Duration::from_secs(30))
 //!     .start()
 //!     .await?;
@@ -78,7 +78,7 @@
 //! - That a side effect already sent stops: an HTTP call, a command on another host. The lease rules who may start
 //!   next; check [`is_held`](RunContext::is_held) right before each side effect, and fence the resources that must refuse a late
 //!   writer.
-//! - Permission. Whether a caller may use a session is decided before [`acquire`](Supervisor::acquire); a lease is
+//! - Permission. Whether a caller may use a session is decided before [`acquire`](LeaseSupervisor::acquire); a lease is
 //!   not authentication.
 //! - Fairness. When a session becomes free, whoever asks first gets it.
 //!
@@ -100,7 +100,7 @@
 //!   behind another session's row.
 //! - **I6** *Release comes last*: cancel, keep renewing, the work and all that it started has ended, release. Work that
 //!   outlives its grace keeps the lease, visibly stuck, until it ends or trust does. Only a
-//!   [`stuck_limit`](Builder::stuck_limit), which is off by default, gives it up before, and says so.
+//!   [`stuck_limit`](LeaseSupervisorBuilder::stuck_limit), which is off by default, gives it up before, and says so.
 //! - **I7** *A grant always has an owner.* Whatever is dropped, cancelled or panics, at any await: a live run actor
 //!   renews the row, or the row is released, or nobody renews it and it expires.
 //! - **I8** *Fencing tokens strictly increase per session*, across renewal, release, expiry, takeover and clean-up,
@@ -124,9 +124,9 @@
 //!
 //! # Other devices
 //!
-//! [`Supervisor::watch`] shows a session as it changes, and [`Supervisor::stop`] asks its run to stop, through whatever
+//! [`LeaseSupervisor::watch`] shows a session as it changes, and [`LeaseSupervisor::stop`] asks its run to stop, through whatever
 //! process of whatever machine. The request is recorded in the run's row and reaches the run with its next renewal at the
-//! latest. Hints make that milliseconds; they can be lost, and be switched [off](Builder::hints). On PostgreSQL they are
+//! latest. Hints make that milliseconds; they can be lost, and be switched [off](LeaseSupervisorBuilder::hints). On PostgreSQL they are
 //! sent in the commit of the request, and only where the holder listens: NOTIFY takes a lock of the whole database. What
 //! changes for watchers is never sent; they look.
 //!
@@ -185,14 +185,15 @@ pub use session::{
 };
 pub use store::StoreError;
 pub use supervisor::{
-    AcquireRequest, Asked, Builder, Connections, ListRequest, StopAnswer, StopSessionRequest, Supervisor,
+    AcquireRequest, Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, ListRequest, StopAnswer,
+    StopSessionRequest,
 };
 pub use text::{printable, printable_name};
 pub use watch::{Observed, Standby};
 
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.
 ///
-/// Needed once for PostgreSQL, before the first [`Supervisor`]; a SQLite file gets its schema when it is created.
+/// Needed once for PostgreSQL, before the first [`LeaseSupervisor`]; a SQLite file gets its schema when it is created.
 /// Repeating it changes nothing. Runs on the current tokio runtime.
 ///
 /// # Errors

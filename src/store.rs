@@ -4,7 +4,7 @@
 #![cfg_attr(feature = "postgres", doc = "[`PostgresStore`],")]
 #![cfg_attr(feature = "sqlite", doc = "[`SqliteStore`],")]
 #![cfg_attr(feature = "testing", doc = "[`MemoryStore`].")]
-//! Most users never name this module: [`Supervisor::builder`](crate::Supervisor::builder) picks the store
+//! Most users never name this module: [`LeaseSupervisor::builder`](crate::LeaseSupervisor::builder) picks the store
 //! from a URL.
 //!
 //! # The row

@@ -34,7 +34,7 @@ mod request;
 mod stop;
 
 use builder::Authority;
-pub use builder::Builder;
+pub use builder::LeaseSupervisorBuilder;
 pub use connections::Connections;
 pub use request::{AcquireRequest, ListRequest};
 pub use stop::{Asked, StopAnswer, StopSessionRequest};
@@ -49,10 +49,10 @@ pub use stop::{Asked, StopAnswer, StopSessionRequest};
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use tenure::{AcquireError, SessionKey, Supervisor};
+/// use tenure::{AcquireError, SessionKey, LeaseSupervisor};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let supervisor = Supervisor::builder("sqlite://leases.db").holder("api-3").start().await?;
+/// let supervisor = LeaseSupervisor::builder("sqlite://leases.db").holder_label("api-3").start().await?;
 /// let key = SessionKey::new("acct-1", "chat-9")?;
 /// match supervisor.acquire(&key).await {
 ///     Ok(run) => run.scope(async |ctx| println!("working under fence {}", ctx.fence())).await?,
@@ -63,7 +63,7 @@ pub use stop::{Asked, StopAnswer, StopSessionRequest};
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Supervisor {
+pub struct LeaseSupervisor {
     inner: Arc<Inner>,
 }
 
@@ -89,16 +89,16 @@ struct Host {
     thread: JoinHandle<()>,
 }
 
-impl Supervisor {
+impl LeaseSupervisor {
     /// Starts to describe a supervisor on the database of this URL:
     /// `postgres://user:password@host/database` or `sqlite://path/to/file.db`.
-    pub fn builder(url: impl Into<String>) -> Builder {
-        Builder::new(Authority::Url(url.into()))
+    pub fn builder(url: impl Into<String>) -> LeaseSupervisorBuilder {
+        LeaseSupervisorBuilder::new(Authority::Url(url.into()))
     }
 
     /// Starts to describe a supervisor on this store.
-    pub fn builder_on(store: SharedStore) -> Builder {
-        Builder::new(Authority::Store(store))
+    pub fn builder_on(store: SharedStore) -> LeaseSupervisorBuilder {
+        LeaseSupervisorBuilder::new(Authority::Store(store))
     }
 
     /// Asks for a session. The request goes out when it is awaited.
@@ -130,7 +130,7 @@ impl Supervisor {
 
     /// Who has answered the last question of this supervisor, [`inspect`](Self::inspect) or [`list`](Self::list), if it
     /// was not the server that takes writes; before the first question, who would. Always `None` unless it
-    /// [only looks](Builder::looking_only). Each answer says it, too; this is for one that is empty.
+    /// [only looks](LeaseSupervisorBuilder::looking_only). Each answer says it, too; this is for one that is empty.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer.
@@ -142,7 +142,7 @@ impl Supervisor {
     /// when it is awaited.
     ///
     /// It is recorded in the run's row. A run of this supervisor hears of it at once; one of another within
-    /// milliseconds where hints arrive (see [`Builder::hints`]), and with its next renewal otherwise. A run that was
+    /// milliseconds where hints arrive (see [`LeaseSupervisorBuilder::hints`]), and with its next renewal otherwise. A run that was
     /// asked before its work began does not begin it.
     ///
     /// # Errors
@@ -152,8 +152,8 @@ impl Supervisor {
     /// A request that was sent takes effect even if the future is dropped.
     ///
     /// ```no_run
-    /// # use tenure::{SessionKey, StopAnswer, Supervisor};
-    /// # async fn example(supervisor: Supervisor, key: SessionKey) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tenure::{SessionKey, StopAnswer, LeaseSupervisor};
+    /// # async fn example(supervisor: LeaseSupervisor, key: SessionKey) -> Result<(), Box<dyn std::error::Error>> {
     /// match supervisor.stop(&key).by("ann").reason("wrong branch").await? {
     ///     StopAnswer::Asked(asked) => {
     ///         println!("asked {}", asked.holder().label);
@@ -296,9 +296,9 @@ impl Supervisor {
     }
 }
 
-impl fmt::Debug for Supervisor {
+impl fmt::Debug for LeaseSupervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Supervisor")
+        f.debug_struct("LeaseSupervisor")
             .field("node", &self.inner.node)
             .field("location", &self.inner.location)
             .finish_non_exhaustive()

@@ -51,7 +51,7 @@ use tokio::time::Instant;
 use crate::{
     clock::{BootInstant, Clock, Reading},
     store::MemoryStore,
-    supervisor::{Builder, Supervisor},
+    supervisor::{LeaseSupervisor, LeaseSupervisorBuilder},
 };
 
 /// Runs a test in virtual time, on a fresh actix system on the current thread.
@@ -84,9 +84,9 @@ impl Simulation {
     }
 
     /// Describes a supervisor on this database and these clocks; start it with
-    /// [`start_here`](Builder::start_here). Several may share them, like several processes.
-    pub fn supervisor(&self) -> Builder {
-        Supervisor::builder_on(Arc::new(self.store.clone())).clock(Arc::new(self.clock.clone()))
+    /// [`start_here`](LeaseSupervisorBuilder::start_here). Several may share them, like several processes.
+    pub fn supervisor(&self) -> LeaseSupervisorBuilder {
+        LeaseSupervisor::builder_on(Arc::new(self.store.clone())).clock(Arc::new(self.clock.clone()))
     }
 
     /// Lets virtual time pass.

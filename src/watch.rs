@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use crate::session::{FencingToken, Holder, Label, Phase, RunId, SessionStatus, Stage, StopRequest};
 
 /// A server that takes no writes and has answered all the same, as for a supervisor that
-/// [only looks](crate::Builder::looking_only).
+/// [only looks](crate::LeaseSupervisorBuilder::looking_only).
 ///
 /// What it shows was so once: it knows nothing of what its primary has done since, and a primary that was demoted
 /// nothing of its successor.

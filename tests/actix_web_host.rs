@@ -9,7 +9,7 @@ use actix_web::{
     http::{StatusCode, header},
     test, web,
 };
-use tenure::{AcquireError, SessionKey, Supervisor, clock::SystemClock, store::MemoryStore};
+use tenure::{AcquireError, LeaseSupervisor, SessionKey, clock::SystemClock, store::MemoryStore};
 use tokio::sync::Notify;
 
 /// What the handler waits for, so that the test decides how long a request takes.
@@ -20,7 +20,7 @@ struct Gate {
 }
 
 async fn turn(
-    supervisor: web::Data<Supervisor>,
+    supervisor: web::Data<LeaseSupervisor>,
     gate: web::Data<Gate>,
     session: web::Path<String>,
 ) -> HttpResponse {
@@ -55,8 +55,11 @@ async fn turn(
 #[actix_web::test]
 async fn a_handler_answers_200_then_409_with_the_holder_and_503_when_shut_down() {
     let store = MemoryStore::new(Arc::new(SystemClock));
-    let supervisor =
-        Supervisor::builder_on(Arc::new(store.clone())).holder("api-3").start().await.expect("it starts");
+    let supervisor = LeaseSupervisor::builder_on(Arc::new(store.clone()))
+        .holder_label("api-3")
+        .start()
+        .await
+        .expect("it starts");
     let gate = Gate::default();
     let app = App::new()
         .app_data(web::Data::new(supervisor.clone()))

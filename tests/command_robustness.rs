@@ -30,7 +30,7 @@ use support::{
     process_table,
 };
 use tenure::{
-    AcquireError, Supervisor,
+    AcquireError, LeaseSupervisor,
     clock::{Clock as _, SystemClock},
 };
 
@@ -256,7 +256,7 @@ impl<'a> Lane<'a> {
         (self.counts, self.story)
     }
 
-    async fn round(&mut self, round: usize, next: &Supervisor) {
+    async fn round(&mut self, round: usize, next: &LeaseSupervisor) {
         // Drawn at once, so that the plan of a seed does not depend on what happens.
         let fault = Fault::random(&mut self.random);
         let after = Duration::from_millis(self.random.u64(0..400));
@@ -311,7 +311,7 @@ impl<'a> Lane<'a> {
         Running::start(command)
     }
 
-    async fn break_and_take_over(&mut self, fault: Fault, run: &Running, next: &Supervisor) -> bool {
+    async fn break_and_take_over(&mut self, fault: Fault, run: &Running, next: &LeaseSupervisor) -> bool {
         let frozen = match fault {
             Fault::KillCommand => {
                 run.signal(Signal::KILL);
@@ -348,7 +348,7 @@ impl<'a> Lane<'a> {
     }
 
     /// Writes from the grant on, for a while; answers whether it could.
-    async fn take_over(&mut self, next: &Supervisor) -> bool {
+    async fn take_over(&mut self, next: &LeaseSupervisor) -> bool {
         let history = Writer::open(&self.file).expect("the directory is ours");
         let session = tenure::SessionKey::new(ACCOUNT, &self.session).expect("short");
         let deadline = std::time::Instant::now() + AT_LAST;
@@ -381,9 +381,9 @@ impl<'a> Lane<'a> {
 }
 
 /// A connection that is terminated while it is being opened is an error like any other.
-async fn start(url: &str) -> Supervisor {
+async fn start(url: &str) -> LeaseSupervisor {
     loop {
-        match Supervisor::builder(url).ttl(TTL).start().await {
+        match LeaseSupervisor::builder(url).ttl(TTL).start().await {
             Ok(supervisor) => return supervisor,
             Err(error) => eprintln!("{error}"),
         }

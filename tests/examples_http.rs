@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::wait_until;
 use tempfile::TempDir;
-use tenure::{RunId, SessionKey, SessionStatus, Supervisor};
+use tenure::{LeaseSupervisor, RunId, SessionKey, SessionStatus};
 
 const EXAMPLES: [&str; 2] = ["axum", "actix_web"];
 
@@ -137,7 +137,7 @@ struct Service {
     /// Open, so that what the service prints breaks no pipe.
     _output: BufReader<ChildStdout>,
     /// Another supervisor on the same database.
-    elsewhere: Supervisor,
+    elsewhere: LeaseSupervisor,
     _directory: TempDir,
 }
 
@@ -154,7 +154,8 @@ impl Service {
         let address = line.strip_prefix("listening on http://").and_then(|line| line.split(',').next());
         let address = address.and_then(|address| address.parse().ok());
         let address = address.unwrap_or_else(|| panic!("{example} listens nowhere: {line:?}"));
-        let elsewhere = block_on(Supervisor::builder(url).holder("the test").start()).expect("it starts");
+        let elsewhere =
+            block_on(LeaseSupervisor::builder(url).holder_label("the test").start()).expect("it starts");
         Self { process, address, _output: output, elsewhere, _directory: directory }
     }
 

@@ -51,7 +51,7 @@ use std::{
 use futures::{Stream, StreamExt, future::join_all};
 use support::{background, device::key, process};
 use tenure::{
-    EndReason, Run, RunEvent, SessionState, SessionStatus, Supervisor, Timing,
+    EndReason, LeaseSupervisor, Run, RunEvent, SessionState, SessionStatus, Timing,
     clock::{BootInstant, Clock as _, SystemClock},
 };
 
@@ -67,30 +67,30 @@ fn worker_entry() {
 /// How long a test waits for what must come at last, on a machine at full load.
 const AT_LAST: Duration = Duration::from_secs(30);
 
-async fn supervisor(url: &str, ttl: Duration) -> Supervisor {
-    let started = Supervisor::builder(url).holder("api").ttl(ttl).start().await;
+async fn supervisor(url: &str, ttl: Duration) -> LeaseSupervisor {
+    let started = LeaseSupervisor::builder(url).holder_label("api").ttl(ttl).start().await;
     started.unwrap_or_else(|error| panic!("{error}"))
 }
 
-async fn held(supervisor: &Supervisor, session: &str) -> Run {
+async fn held(supervisor: &LeaseSupervisor, session: &str) -> Run {
     let acquired = supervisor.acquire(&key(session)).await;
     acquired.unwrap_or_else(|error| panic!("{session}: {error}"))
 }
 
-async fn held_all(supervisor: &Supervisor, count: usize) -> Vec<Run> {
+async fn held_all(supervisor: &LeaseSupervisor, count: usize) -> Vec<Run> {
     let names: Vec<_> = (0..count).map(|index| format!("chat-{index}")).collect();
     join_all(names.iter().map(|name| held(supervisor, name))).await
 }
 
 /// Asks until the session is granted: after a fault, what is uncertain at first must become certain at last.
-async fn held_at_last(supervisor: &Supervisor, session: &str) -> Run {
+async fn held_at_last(supervisor: &LeaseSupervisor, session: &str) -> Run {
     at_last(session, async || supervisor.acquire(&key(session)).await.map_err(|error| error.to_string()))
         .await
 }
 
 /// Looks until the session is as wanted.
 async fn seen_at_last(
-    supervisor: &Supervisor,
+    supervisor: &LeaseSupervisor,
     session: &str,
     wanted: impl Fn(&SessionStatus) -> bool,
 ) -> SessionStatus {
@@ -137,7 +137,7 @@ struct End {
 
 /// Between its cancellation and the end of its lease the work of every run had its time. The database's clock is
 /// this machine's, so that the two instants can be compared here.
-async fn had_time_to_stop(observer: &Supervisor, runs: &[Run], ends: &[End], timing: Timing) {
+async fn had_time_to_stop(observer: &LeaseSupervisor, runs: &[Run], ends: &[End], timing: Timing) {
     let list = async || observer.list().include_expired().await.map_err(|error| error.to_string());
     let rows = at_last("list", list).await;
     for (run, end) in runs.iter().zip(ends) {

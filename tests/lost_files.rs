@@ -10,7 +10,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tenure::{AcquireError, EndReason, Run, RunEvent, SessionKey, StoreError, Supervisor};
+use tenure::{AcquireError, EndReason, LeaseSupervisor, Run, RunEvent, SessionKey, StoreError};
 use tokio::time::timeout;
 
 /// Long: nothing here may wait for it.
@@ -35,9 +35,9 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    async fn supervisor(&self, hints: bool, ttl: Duration) -> Supervisor {
+    async fn supervisor(&self, hints: bool, ttl: Duration) -> LeaseSupervisor {
         let url = format!("sqlite://{}", self.at("d/link.db").display());
-        Supervisor::builder(url).ttl(ttl).hints(hints).start().await.unwrap()
+        LeaseSupervisor::builder(url).ttl(ttl).hints(hints).start().await.unwrap()
     }
 }
 
@@ -102,7 +102,7 @@ async fn a_run_whose_file_is_gone_is_superseded_at_once_and_its_supervisor_goes_
 }
 
 /// The old run's work has to be seen to have ended first.
-async fn acquired_at_last(supervisor: &Supervisor, session: &str) -> Run {
+async fn acquired_at_last(supervisor: &LeaseSupervisor, session: &str) -> Run {
     let until = Instant::now() + AT_ONCE;
     loop {
         match supervisor.acquire(&key(session)).await {

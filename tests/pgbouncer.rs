@@ -16,7 +16,7 @@ use support::{
     postgres_backend::PostgresBackend,
 };
 use tenure::{
-    AcquireError, EndReason, Observed, Run, RunEvent, RunId, SessionState, StopAnswer, Supervisor,
+    AcquireError, EndReason, LeaseSupervisor, Observed, Run, RunEvent, RunId, SessionState, StopAnswer,
     clock::{Clock as _, SystemClock},
     store::{LeaseStore as _, PostgresStore},
 };
@@ -32,12 +32,12 @@ async fn pooled() -> Option<(PostgresBackend, PgBouncer, String)> {
     Some((backend, pgbouncer, url))
 }
 
-async fn supervisor(url: &str, holder: &str) -> Supervisor {
-    let started = Supervisor::builder(url).holder(holder).ttl(TTL).start().await;
+async fn supervisor(url: &str, holder: &str) -> LeaseSupervisor {
+    let started = LeaseSupervisor::builder(url).holder_label(holder).ttl(TTL).start().await;
     started.unwrap_or_else(|error| panic!("{error}"))
 }
 
-async fn held(supervisor: &Supervisor, session: String) -> Run {
+async fn held(supervisor: &LeaseSupervisor, session: String) -> Run {
     let acquired = supervisor.acquire(&key(&session)).await;
     acquired.unwrap_or_else(|error| panic!("{session}: {error}"))
 }

@@ -16,18 +16,18 @@ mod stress;
 use std::time::Duration;
 
 use support::device::key;
-use tenure::{Run, Supervisor};
+use tenure::{LeaseSupervisor, Run};
 
 /// The shortest there is.
 const TTL: Duration = Duration::from_secs(1);
 /// So long that nothing expires unless a test makes it.
 const LONG_TTL: Duration = Duration::from_secs(60);
 
-async fn supervisor(url: &str, ttl: Duration) -> Supervisor {
-    let started = Supervisor::builder(url).holder("api").ttl(ttl).start().await;
+async fn supervisor(url: &str, ttl: Duration) -> LeaseSupervisor {
+    let started = LeaseSupervisor::builder(url).holder_label("api").ttl(ttl).start().await;
     started.unwrap_or_else(|error| panic!("{error}"))
 }
 
-async fn held(supervisor: &Supervisor, session: &str) -> Run {
+async fn held(supervisor: &LeaseSupervisor, session: &str) -> Run {
     supervisor.acquire(&key(session)).await.unwrap_or_else(|error| panic!("{session}: {error}"))
 }

@@ -19,7 +19,7 @@ use support::{
     process::{self, Commands, Worker, say},
 };
 use tenure::{
-    Run, SessionKey, Supervisor,
+    LeaseSupervisor, Run, SessionKey,
     clock::{BootInstant, Clock as _, SystemClock},
 };
 
@@ -261,16 +261,16 @@ fn race(mut commands: Commands) {
 }
 
 /// A connection that is terminated while it is being opened is an error like any other.
-async fn start(url: &str) -> Supervisor {
+async fn start(url: &str) -> LeaseSupervisor {
     loop {
-        match Supervisor::builder(url).ttl(TTL).start().await {
+        match LeaseSupervisor::builder(url).ttl(TTL).start().await {
             Ok(supervisor) => return supervisor,
             Err(error) => eprintln!("{error}"),
         }
     }
 }
 
-async fn win(supervisor: &Supervisor, session: &str, at: u64) -> Run {
+async fn win(supervisor: &LeaseSupervisor, session: &str, at: u64) -> Run {
     let key = SessionKey::new("acct", session).expect("short");
     tokio::time::sleep(BootInstant::from_nanos(at).saturating_since(SystemClock.now())).await;
     loop {

@@ -12,7 +12,7 @@ use support::{
     postgres::{Database, Server},
 };
 use tenure::{
-    AcquireError, EndReason, Phase, RunId, SessionKey, StopAnswer, StoreError, Supervisor,
+    AcquireError, EndReason, LeaseSupervisor, Phase, RunId, SessionKey, StopAnswer, StoreError,
     diagnosis::{Diagnosis, Examination, Verdict},
     store::{self, AcquireOutcome, Migrated, ReleaseOutcome, RenewOutcome, SharedStore},
 };
@@ -28,7 +28,7 @@ async fn supervisors_on_two_schemas_of_one_database_do_not_see_each_other() {
     let mut supervisors = Vec::new();
     for url in &urls {
         tenure::migrate(url).await.expect("it migrates");
-        supervisors.push(Supervisor::builder(url).ttl(30 * TTL).start().await.expect("it starts"));
+        supervisors.push(LeaseSupervisor::builder(url).ttl(30 * TTL).start().await.expect("it starts"));
     }
     let [production, staging] = &supervisors[..] else { unreachable!("there are two") };
     let chat = key("chat");
@@ -164,8 +164,12 @@ async fn statements_for_another_schema_are_prepared_once() {
 #[tokio::test]
 async fn i12_a_phase_that_the_encoding_lacks_costs_no_lease() {
     let database = encoded("LATIN1").await;
-    let supervisor =
-        Supervisor::builder(database.url()).ttl(TTL).holder("日本").start().await.expect("it starts");
+    let supervisor = LeaseSupervisor::builder(database.url())
+        .ttl(TTL)
+        .holder_label("日本")
+        .start()
+        .await
+        .expect("it starts");
     let run = supervisor.acquire(&key("chat")).phase("🦀 Müller").await.expect("the texts are incidental");
     let neighbour = supervisor.acquire(&key("other")).await.expect("it is free");
     run.context().set_phase("日本").expect("it fits");
@@ -285,7 +289,7 @@ async fn what_is_set_for_a_role_costs_no_lease() {
         .await
         .expect("it grants");
     let url = database.url_as("tuned", "s3cret");
-    let supervisor = Supervisor::builder(&url).ttl(TTL).start().await.expect("it starts");
+    let supervisor = LeaseSupervisor::builder(&url).ttl(TTL).start().await.expect("it starts");
     let run = supervisor.acquire(&key("chat")).await.expect("it is free");
     tokio::time::sleep(2 * TTL).await;
     assert!(run.context().is_held());

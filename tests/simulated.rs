@@ -36,7 +36,7 @@ use std::{
 };
 
 use futures::{FutureExt, Stream, StreamExt};
-use tenure::{EndReason, Run, RunEvent, SessionKey, Supervisor, testing::Simulation};
+use tenure::{EndReason, LeaseSupervisor, Run, RunEvent, SessionKey, testing::Simulation};
 
 const TTL: Duration = Duration::from_secs(30);
 const MARGIN: Duration = Duration::from_secs(6);
@@ -53,11 +53,11 @@ fn key(session: &str) -> SessionKey {
     SessionKey::new("acct-1", session).unwrap()
 }
 
-async fn supervisor(sim: &Simulation) -> Supervisor {
-    sim.supervisor().holder("desktop").ttl(TTL).start_here().await.unwrap()
+async fn supervisor(sim: &Simulation) -> LeaseSupervisor {
+    sim.supervisor().holder_label("desktop").ttl(TTL).start_here().await.unwrap()
 }
 
-async fn held(supervisor: &Supervisor, session: &str) -> Run {
+async fn held(supervisor: &LeaseSupervisor, session: &str) -> Run {
     supervisor.acquire(&key(session)).await.unwrap()
 }
 

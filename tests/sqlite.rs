@@ -13,7 +13,7 @@ use std::{
 use sqlx::{Connection as _, SqliteConnection};
 use tempfile::TempDir;
 use tenure::{
-    Label, NodeId, Phase, RunId, SessionKey, Stage, Supervisor,
+    Label, LeaseSupervisor, NodeId, Phase, RunId, SessionKey, Stage,
     diagnosis::Examination,
     store::{
         Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Page, Release, ReleaseOutcome,
@@ -616,7 +616,7 @@ async fn the_schema_refuses_what_the_protocol_does_not_allow() {
 async fn i12_a_phase_that_the_host_forbids_costs_neither_its_lease_nor_its_neighbours_phase() {
     let file = File::new();
     let url = format!("sqlite://{}", file.path().display());
-    let supervisor = Supervisor::builder(url).ttl(Duration::from_secs(2)).start().await.unwrap();
+    let supervisor = LeaseSupervisor::builder(url).ttl(Duration::from_secs(2)).start().await.unwrap();
     let (rude, kind) = (supervisor.acquire(&key("rude")), supervisor.acquire(&key("kind")));
     let (rude, kind) = (rude.await.unwrap(), kind.await.unwrap());
     file.execute(

@@ -17,7 +17,7 @@ use support::{
     device::{self, Device, key},
 };
 use tenure::{
-    Asked, EndReason, StopAnswer, Supervisor,
+    Asked, EndReason, LeaseSupervisor, StopAnswer,
     clock::{BootInstant, Clock as _, SystemClock},
 };
 use tokio::time::timeout;
@@ -171,7 +171,7 @@ async fn stopped_returns_when_the_lease_of_a_dead_holder_has_expired(backend: im
 async fn a_stop_after_the_end_asks_nobody_and_one_before_it_is_its_reason(backend: impl Reachable) {
     let url = backend.url();
     let asker = asker(&url).await;
-    let holder = Supervisor::builder(&url).ttl(LONG_TTL).start().await.unwrap();
+    let holder = LeaseSupervisor::builder(&url).ttl(LONG_TTL).start().await.unwrap();
     let run = holder.acquire(&key("chat")).await.unwrap();
     let ended = run.release().await;
     assert_eq!((ended.reason, ended.released), (EndReason::Completed, true));
@@ -462,11 +462,11 @@ mod over_a_network {
 }
 
 /// Another device at the same sessions: this process.
-async fn asker(url: &str) -> Supervisor {
-    Supervisor::builder(url).holder("browser").ttl(5 * TTL).start().await.unwrap()
+async fn asker(url: &str) -> LeaseSupervisor {
+    LeaseSupervisor::builder(url).holder_label("browser").ttl(5 * TTL).start().await.unwrap()
 }
 
-async fn ask(asker: &Supervisor, session: &str) -> Asked {
+async fn ask(asker: &LeaseSupervisor, session: &str) -> Asked {
     match asker.stop(&key(session)).by("browser").reason("enough").await.unwrap() {
         StopAnswer::Asked(asked) => *asked,
         StopAnswer::Idle => panic!("nobody holds {session}"),

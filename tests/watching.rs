@@ -16,7 +16,7 @@ use support::{
     backend::Reachable,
     device::{self, Device, key},
 };
-use tenure::{Observed, SessionState, SessionStatus, StopAnswer, Supervisor};
+use tenure::{LeaseSupervisor, Observed, SessionState, SessionStatus, StopAnswer};
 use tokio::time::timeout;
 
 /// The shortest there is.
@@ -118,7 +118,7 @@ async fn many_sessions_are_watched_and_each_sees_its_own(backend: impl Reachable
 /// They all come at once, and all that they watch changes at once.
 async fn i10_however_many_watch_the_runs_of_their_supervisor_keep_their_leases(backend: impl Reachable) {
     const SESSIONS: usize = 3_000;
-    let builder = Supervisor::builder(backend.url()).ttl(2 * TTL).acquire_timeout(AT_LAST);
+    let builder = LeaseSupervisor::builder(backend.url()).ttl(2 * TTL).acquire_timeout(AT_LAST);
     let supervisor = builder.start().await.unwrap();
     let keys: Vec<_> = (0..SESSIONS).map(|n| key(&format!("chat-{n}"))).collect();
     let run = supervisor.acquire(&key("the run")).await.unwrap();
@@ -240,7 +240,7 @@ mod over_a_network {
         let mut holder = Device::start(&backend.url(), "holder", LONG_TTL).await;
         holder.granted("chat").await;
         proxy.delay(Duration::from_millis(200));
-        let builder = Supervisor::builder(proxy.url_for(backend.database())).ttl(LONG_TTL);
+        let builder = LeaseSupervisor::builder(proxy.url_for(backend.database())).ttl(LONG_TTL);
         let watcher = builder.connect_timeout(AT_LAST).start().await.unwrap();
         let mut watching = watcher.watch(&key("chat"));
         at_last(&mut watching, SessionStatus::is_held).await;
@@ -282,8 +282,8 @@ mod over_a_network {
     }
 }
 
-async fn watcher(url: &str) -> Supervisor {
-    Supervisor::builder(url).holder("browser").ttl(5 * TTL).start().await.unwrap()
+async fn watcher(url: &str) -> LeaseSupervisor {
+    LeaseSupervisor::builder(url).holder_label("browser").ttl(5 * TTL).start().await.unwrap()
 }
 
 /// Waits for what is wanted, which is promised sooner.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use support::{backend::Reachable, background, device::key};
-use tenure::{AcquireError, EndReason, EndedRun, SessionState, Supervisor};
+use tenure::{AcquireError, EndReason, EndedRun, LeaseSupervisor, SessionState};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -33,8 +33,8 @@ on_every_backend! {
     i10_a_run_that_says_its_phase_all_the_time_disturbs_no_other
 }
 
-async fn supervisor(backend: &impl Reachable, ttl: Duration) -> Supervisor {
-    let started = Supervisor::builder(backend.url()).holder("api").ttl(ttl).start().await;
+async fn supervisor(backend: &impl Reachable, ttl: Duration) -> LeaseSupervisor {
+    let started = LeaseSupervisor::builder(backend.url()).holder_label("api").ttl(ttl).start().await;
     started.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -96,14 +96,14 @@ async fn i6_a_thousand_scopes_that_are_shut_down_under_load_leave_nothing_behind
 }
 
 /// Asks for sessions that are held, and takes and gives back others.
-fn load_of(supervisor: &Supervisor) -> impl Future<Output = ()> + use<> {
+fn load_of(supervisor: &LeaseSupervisor) -> impl Future<Output = ()> + use<> {
     let clients: Vec<_> = (0..16).map(|n| client(supervisor.clone(), n)).collect();
     async move {
         join_all(clients).await;
     }
 }
 
-async fn client(supervisor: Supervisor, n: usize) {
+async fn client(supervisor: LeaseSupervisor, n: usize) {
     for round in 0.. {
         let (held, own) = (key(&format!("chat-{}", (n * 61 + round) % 900)), key(&format!("own-{n}")));
         match supervisor.acquire(&held).await {
@@ -139,7 +139,8 @@ async fn work_bound_to_its_run_is_found_by_its_session_and_ends_with_it(backend:
 
 /// It outlives its grace, and nothing can drop it.
 async fn i6_blocking_work_keeps_its_session_until_it_returns(backend: impl Reachable) {
-    let started = Supervisor::builder(backend.url()).ttl(Duration::from_secs(6)).stop_grace(Duration::ZERO);
+    let started =
+        LeaseSupervisor::builder(backend.url()).ttl(Duration::from_secs(6)).stop_grace(Duration::ZERO);
     let (supervisor, other) = (started.start().await.unwrap(), supervisor(&backend, TTL).await);
     let run = supervisor.acquire(&key("chat")).await.unwrap();
     let (go_on, gate) = std::sync::mpsc::channel::<()>();

@@ -30,7 +30,7 @@ impl Run {
     /// trust has run out, at `trusted_until + safety_margin/2` at the latest, or at once when another run may hold the
     /// session ([`is_certain_loss`](EndReason::is_certain_loss)). What cannot be dropped, a future that
     /// never yields, keeps the lease, shown as stuck, until it ends or trust does; a
-    /// [`stuck_limit`](crate::Builder::stuck_limit) gives it up. A run that was told to stop before its work began
+    /// [`stuck_limit`](crate::LeaseSupervisorBuilder::stuck_limit) gives it up. A run that was told to stop before its work began
     /// does not begin it.
     ///
     /// After the work has ended this waits for the release, but no longer than `renew_timeout`; it goes on in

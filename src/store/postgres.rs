@@ -129,7 +129,7 @@ impl PostgresStore {
     }
 
     /// The same, and a function gives user and password for each connection: as
-    /// [`Builder::login`](crate::Builder::login), which says what is expected of it.
+    /// [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login), which says what is expected of it.
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -12,7 +12,7 @@ use tokio::{runtime, sync::watch, task::LocalSet, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Host, Inner, Supervisor,
+    Host, Inner, LeaseSupervisor,
     connections::{Common, Connections, Pools, bounds},
 };
 use crate::{
@@ -34,11 +34,11 @@ use crate::{
     store::{self, Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError},
 };
 
-/// Describes a [`Supervisor`]. All durations derive from the [`ttl`](Self::ttl) unless set; relations that
+/// Describes a [`LeaseSupervisor`]. All durations derive from the [`ttl`](Self::ttl) unless set; relations that
 /// cannot work are refused by [`start`](Self::start).
 #[must_use = "a builder does nothing until it is started"]
 #[derive(Debug, Clone)]
-pub struct Builder {
+pub struct LeaseSupervisorBuilder {
     authority: Authority,
     holder: Option<String>,
     settings: Settings,
@@ -58,7 +58,7 @@ pub(super) enum Authority {
     Store(SharedStore),
 }
 
-impl Builder {
+impl LeaseSupervisorBuilder {
     pub(super) fn new(authority: Authority) -> Self {
         Self {
             authority,
@@ -76,7 +76,7 @@ impl Builder {
     }
 
     /// The holder's name for people: 1 to 255 bytes without NUL. Default `pid <process id>`.
-    pub fn holder(mut self, label: impl Into<String>) -> Self {
+    pub fn holder_label(mut self, label: impl Into<String>) -> Self {
         self.holder = Some(label.into());
         self
     }
@@ -138,9 +138,9 @@ impl Builder {
     ///
     /// ```no_run
     /// # async fn token_for(host: &str, user: &str) -> std::io::Result<String> { unimplemented!() }
-    /// use tenure::{Supervisor, store::{Login, LoginRequest}};
+    /// use tenure::{LeaseSupervisor, store::{Login, LoginRequest}};
     ///
-    /// let builder = Supervisor::builder("postgres://app@db1,db2/chat?sslmode=verify-full").login(
+    /// let builder = LeaseSupervisor::builder("postgres://app@db1,db2/chat?sslmode=verify-full").login(
     ///     |request: LoginRequest| async move {
     ///         token_for(&request.host, &request.user).await.map(Login::with_password)
     ///     },
@@ -197,13 +197,13 @@ impl Builder {
         self
     }
 
-    /// For a supervisor that only looks: [`inspect`](Supervisor::inspect), [`list`](Supervisor::list) and
-    /// [`watch`](Supervisor::watch) work wherever the leases can be read, with a role that may only read, on a hot
+    /// For a supervisor that only looks: [`inspect`](LeaseSupervisor::inspect), [`list`](LeaseSupervisor::list) and
+    /// [`watch`](LeaseSupervisor::watch) work wherever the leases can be read, with a role that may only read, on a hot
     /// standby, and on a SQLite file that this user may not write. It creates nothing. Default `false`.
     ///
     /// The server that takes writes is asked wherever it can be reached. Where only another one answers, each answer
     /// names it ([`SessionStatus::standby`](crate::SessionStatus::standby)), and how old the last commit is that it
-    /// knows. What writes, [`acquire`](Supervisor::acquire) above all, needs what it always needs.
+    /// knows. What writes, [`acquire`](LeaseSupervisor::acquire) above all, needs what it always needs.
     pub fn looking_only(mut self) -> Self {
         self.looking_only = true;
         self
@@ -225,7 +225,7 @@ impl Builder {
     ///
     /// # Cancel safety
     /// Dropping the future ends what was started.
-    pub async fn start(self) -> Result<Supervisor, StartError> {
+    pub async fn start(self) -> Result<LeaseSupervisor, StartError> {
         let plan = self.plan()?;
         limits::SUPERVISOR.check()?;
         let (ready, started) = oneshot::channel();
@@ -242,7 +242,7 @@ impl Builder {
         let inner = started.await.map_err(|oneshot::Canceled| ended())??;
         *inner.host.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Host { over: over.shared(), thread });
-        Ok(Supervisor { inner })
+        Ok(LeaseSupervisor { inner })
     }
 
     /// Like [`start`](Self::start), but on the current actix system, whose clock may be paused: for tests in
@@ -254,11 +254,11 @@ impl Builder {
     /// # Panics
     /// Outside an actix system or a `LocalSet`.
     #[cfg(feature = "testing")]
-    pub async fn start_here(self) -> Result<Supervisor, StartError> {
+    pub async fn start_here(self) -> Result<LeaseSupervisor, StartError> {
         let plan = self.plan()?;
         let Started { inner, watcher, over, .. } = plan.start().await?;
         actix_rt::spawn(watcher.serve(over));
-        Ok(Supervisor { inner: Arc::new(inner) })
+        Ok(LeaseSupervisor { inner: Arc::new(inner) })
     }
 
     fn store(&self) -> Result<SharedStore, StoreError> {

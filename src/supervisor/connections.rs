@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How many connections a supervisor takes for its statements; see
-/// [`LeaseSupervisorBuilder::connections`](crate::Builder::connections).
+/// [`LeaseSupervisorBuilder::connections`](crate::LeaseSupervisorBuilder::connections).
 ///
 /// | while … | `PerVerb` | `Shared` |
 /// |---|---|---|
@@ -25,8 +25,8 @@ use crate::{
 /// | connecting takes longer than two renewals may | 7 | 2 |
 /// | a statement is silent, a row locked, or a connection lost | up to 10 | up to 3 |
 ///
-/// Besides them, on PostgreSQL, [hints](crate::Builder::hints) take one while there is a session, and
-/// [watching](crate::Supervisor::watch) takes one from when somebody first watches. The pool of the application is never
+/// Besides them, on PostgreSQL, [hints](crate::LeaseSupervisorBuilder::hints) take one while there is a session, and
+/// [watching](crate::LeaseSupervisor::watch) takes one from when somebody first watches. The pool of the application is never
 /// used: what exhausts it would stop renewals with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]

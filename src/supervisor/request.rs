@@ -7,7 +7,7 @@ use futures::{channel::oneshot, future::BoxFuture};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Supervisor;
+use super::LeaseSupervisor;
 use crate::{
     actor::{query::Query, registry::AcquireSession},
     end::Limit,
@@ -22,7 +22,7 @@ use crate::{
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Clone)]
 pub struct AcquireRequest {
-    pub(super) supervisor: Supervisor,
+    pub(super) supervisor: LeaseSupervisor,
     pub(super) key: SessionKey,
     pub(super) holder: Option<String>,
     pub(super) phase: Option<String>,
@@ -32,7 +32,7 @@ pub struct AcquireRequest {
 
 impl AcquireRequest {
     /// The holder's name for people, instead of the supervisor's: 1 to 255 bytes without NUL.
-    pub fn holder(mut self, label: impl Into<String>) -> Self {
+    pub fn holder_label(mut self, label: impl Into<String>) -> Self {
         self.holder = Some(label.into());
         self
     }
@@ -59,7 +59,7 @@ impl AcquireRequest {
     }
 
     /// Tells an actor of the host what happens to this run, from `Acquired` to `Ended`. As
-    /// [`Builder::events`](crate::Builder::events), with room for 64 events.
+    /// [`LeaseSupervisorBuilder::events`](crate::LeaseSupervisorBuilder::events), with room for 64 events.
     pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
         self.events = Some(recipient);
         self
@@ -108,7 +108,7 @@ impl IntoFuture for AcquireRequest {
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Debug, Clone)]
 pub struct ListRequest {
-    pub(super) supervisor: Supervisor,
+    pub(super) supervisor: LeaseSupervisor,
     pub(super) page: Page,
 }
 

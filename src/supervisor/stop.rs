@@ -4,7 +4,7 @@ use std::{fmt, future::IntoFuture};
 
 use futures::{channel::oneshot, future::BoxFuture};
 
-use super::Supervisor;
+use super::LeaseSupervisor;
 use crate::{
     actor::{registry::StopSession, watching::Watching},
     clock::BootInstant,
@@ -17,7 +17,7 @@ use crate::{
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Debug, Clone)]
 pub struct StopSessionRequest {
-    pub(super) supervisor: Supervisor,
+    pub(super) supervisor: LeaseSupervisor,
     pub(super) key: SessionKey,
     pub(super) run_id: Option<RunId>,
     pub(super) by: Option<String>,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use tenure::{AcquireError, SessionState, Supervisor};
+use tenure::{AcquireError, LeaseSupervisor, SessionState};
 
 use crate::{
     scene::{AT_LAST, NASTY, Running, Scene},
@@ -78,7 +78,7 @@ impl Contender {
 /// By the database's clock, which is that of this machine.
 async fn acquired_at_last(url: &str, pids: &[i32]) -> SystemTime {
     // Longer than a server of the tests stands still.
-    let started = Supervisor::builder(url).holder("contender").connect_timeout(AT_LAST).start();
+    let started = LeaseSupervisor::builder(url).holder_label("contender").connect_timeout(AT_LAST).start();
     let supervisor = started.await.unwrap();
     let until = std::time::Instant::now() + AT_LAST;
     loop {
@@ -274,8 +274,10 @@ async fn is_started_after_the_grant(scene: &Scene, url: &str, unlock: impl Async
     for run in [&mut told, &mut let_through] {
         crate::support::wait_until("it listens to signals", || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap_or_default();
+            // Whoever starts a program blocks all signals until it has become that program.
+            let is_it = status.lines().next() == Some("Name:\ttenure");
             let held = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
-            u64::from_str_radix(held.trim(), 16).unwrap() & (1 << 14) != 0
+            is_it && u64::from_str_radix(held.trim(), 16).unwrap() & (1 << 14) != 0
         });
     }
     crate::support::background::sleep(Duration::from_millis(500)).await;
@@ -293,7 +295,7 @@ async fn is_started_after_the_grant(scene: &Scene, url: &str, unlock: impl Async
     assert!(SystemTime::UNIX_EPOCH + started >= granted, "{done:?}");
     assert!(SystemTime::UNIX_EPOCH + started > unlocked_at);
     assert!(!scene.has("wrongly-started"));
-    let supervisor = Supervisor::builder(url).start().await.unwrap();
+    let supervisor = LeaseSupervisor::builder(url).start().await.unwrap();
     let status = supervisor.inspect(&key("told")).await.unwrap();
     assert_eq!(status.state, SessionState::Idle, "{status:?}");
     supervisor.shutdown(supervisor.timing().stop_grace()).await;

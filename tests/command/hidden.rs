@@ -1,7 +1,7 @@
 //! What may be hidden from a role is never shown as if nobody held it, and the cause is named.
 
 use sqlx::{AssertSqlSafe, Connection as _};
-use tenure::{QueryError, RunId, StoreError, Supervisor};
+use tenure::{LeaseSupervisor, QueryError, RunId, StoreError};
 
 use crate::{
     events::names,
@@ -109,7 +109,7 @@ async fn a_policy_that_comes_under_an_open_connection_makes_no_session_idle() {
     for parameters in ["", "?pgbouncer=true"] {
         let backend = database_in_which("hermit", "").await;
         let url = backend.url() + parameters;
-        for builder in [Supervisor::builder(&url), Supervisor::builder(&url).looking_only()] {
+        for builder in [LeaseSupervisor::builder(&url), LeaseSupervisor::builder(&url).looking_only()] {
             let supervisor = builder.start().await.expect("nothing is hidden yet");
             assert!(supervisor.inspect(&key("chat")).await.expect("it can be read").is_held());
             let sql = "ALTER TABLE tenure.session_lease ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY";

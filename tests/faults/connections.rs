@@ -18,8 +18,8 @@ use super::{
 
 const MODES: [Connections; 2] = [Connections::PerVerb, Connections::Shared];
 
-async fn supervisor_with(url: &str, ttl: Duration, mode: Connections) -> Supervisor {
-    let builder = Supervisor::builder(url).ttl(ttl).connections(mode).connect_timeout(AT_LAST);
+async fn supervisor_with(url: &str, ttl: Duration, mode: Connections) -> LeaseSupervisor {
+    let builder = LeaseSupervisor::builder(url).ttl(ttl).connections(mode).connect_timeout(AT_LAST);
     builder.start().await.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -57,7 +57,7 @@ async fn i11_all_connections_taken_right_after_the_grant_cost_no_run() {
     let supervisors = join_all(MODES.map(|mode| supervisor_with(&url, ttl, mode))).await;
     let runs = [held(&supervisors[0], "one").await, held(&supervisors[1], "other").await];
     let taken = take_all(backend.database()).await;
-    let refusal = Supervisor::builder(backend.url()).start().await.unwrap_err().to_string();
+    let refusal = LeaseSupervisor::builder(backend.url()).start().await.unwrap_err().to_string();
     assert!(refusal.contains("53300") && refusal.contains("raise max_connections"), "{refusal}");
     background::sleep(2 * ttl).await;
     for run in runs {
@@ -98,7 +98,7 @@ async fn i11_without_a_connection_nothing_is_granted_and_the_remedy_is_named() {
 async fn i11_lost_connections_are_opened_again_before_a_renewal_needs_them() {
     let backend = PostgresBackend::start(Server::shared(), "").await;
     for (mode, count) in [(Connections::PerVerb, 4), (Connections::Shared, 1)] {
-        let builder = Supervisor::builder(backend.url()).ttl(Duration::from_secs(60)).hints(false);
+        let builder = LeaseSupervisor::builder(backend.url()).ttl(Duration::from_secs(60)).hints(false);
         let supervisor = builder.connections(mode).start().await.unwrap();
         let run = held(&supervisor, "chat").await;
         assert_eq!(sessions(&backend).await, count, "{mode:?}");
@@ -133,7 +133,7 @@ async fn a_line_whose_round_trip_is_a_twelfth_of_the_ttl_carries_runs_and_a_slow
     assert!(run.is_held(), "{run:?}");
     assert!(run.release().await.released);
 
-    let builder = Supervisor::builder(&url).ttl(ttl / 2).connect_timeout(AT_LAST);
+    let builder = LeaseSupervisor::builder(&url).ttl(ttl / 2).connect_timeout(AT_LAST);
     match builder.connections(Connections::Shared).start().await {
         Err(error @ StartError::SlowLine { .. }) => {
             assert!(error.to_string().contains("lengthen the ttl to 5 s"), "{error}");

@@ -302,7 +302,7 @@ async fn row_exists(server: &Server, database: &Database, session: &str) -> bool
 
 /// Somebody else after the same sessions, who also keeps an eye on the runs that have them.
 struct Rival {
-    supervisor: Supervisor,
+    supervisor: LeaseSupervisor,
     over: Arc<AtomicBool>,
     tasks: [tokio::task::JoinHandle<()>; 2],
     seen: Arc<Mutex<Vec<Record>>>,
@@ -344,7 +344,7 @@ async fn watch(runs: Arc<Vec<Run>>, over: Arc<AtomicBool>, seen: Arc<Mutex<Vec<R
 }
 
 async fn compete(
-    supervisor: Supervisor,
+    supervisor: LeaseSupervisor,
     keys: Vec<SessionKey>,
     over: Arc<AtomicBool>,
     seen: Arc<Mutex<Vec<Record>>>,

@@ -141,7 +141,7 @@ async fn actix_main() {
 /// What a program does with a supervisor, ended while a renewal is under way, most likely.
 async fn program() {
     let url = std::env::var("URL").expect("the test sets it");
-    let supervisor = Supervisor::builder(url).ttl(TTL).start().await.expect("the database is there");
+    let supervisor = LeaseSupervisor::builder(url).ttl(TTL).start().await.expect("the database is there");
     let sessions: Vec<_> = (0..5).map(|n| SessionKey::new("acct", format!("{n}")).expect("short")).collect();
     let mut runs = Vec::new();
     for session in &sessions {

@@ -86,7 +86,7 @@ async fn i9_who_logs_in_is_asked_for_each_connection_on_a_thread_apart() {
         }
     };
     let url = keyed.url().replace("token@", "nobody@");
-    let builder = Supervisor::builder(url).ttl(TTL).login(provider);
+    let builder = LeaseSupervisor::builder(url).ttl(TTL).login(provider);
     let supervisor = builder.start().await.unwrap_or_else(|error| panic!("{error}"));
     let runs = held_all(&supervisor, 3).await;
 
@@ -253,7 +253,7 @@ impl Keyed {
     }
 
     /// With no connection left, all runs are renewed over new ones, and others begin.
-    async fn go_on(&self, supervisor: &Supervisor, runs: &[Run]) {
+    async fn go_on(&self, supervisor: &LeaseSupervisor, runs: &[Run]) {
         self.database.terminate_backends().await;
         let ended = SystemClock.now();
         for run in runs {

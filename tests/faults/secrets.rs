@@ -76,7 +76,7 @@ async fn fail_in_every_way(heard: &Heard, commands: &mut Commands) {
         on_several,
         nowhere_else,
     ] {
-        let builder = Supervisor::builder(bad.clone()).ttl(Duration::from_secs(1));
+        let builder = LeaseSupervisor::builder(bad.clone()).ttl(Duration::from_secs(1));
         heard.shown(&builder);
         heard.error(builder.start().await.expect_err("it is bad"));
         heard.error(tenure::migrate(&bad).await.expect_err("it is bad"));

@@ -142,7 +142,7 @@ async fn a_shutdown_is_over_in_time_while_a_name_is_being_looked_up() {
     let backend = PostgresBackend::start(Server::shared(), "").await;
     let hangs = Arc::new(AtomicBool::new(false));
     let store = Hanging { store: backend.store(), hangs: hangs.clone(), look_up: LOOK_UP };
-    let supervisor = Supervisor::builder_on(Arc::new(store)).ttl(TTL / 6).start().await.unwrap();
+    let supervisor = LeaseSupervisor::builder_on(Arc::new(store)).ttl(TTL / 6).start().await.unwrap();
     drop(held(&supervisor, "chat").await);
     hangs.store(true, Ordering::Relaxed);
     while backend.database().terminate_backends().await > 0 {}
@@ -237,7 +237,7 @@ async fn i9_a_restart_of_the_server_costs_no_lease_and_makes_no_second_holder() 
 
 /// Two supervisors and many callers, all after the same few sessions, each for moments.
 struct Traffic {
-    supervisors: [Supervisor; 2],
+    supervisors: [LeaseSupervisor; 2],
     over: Arc<AtomicBool>,
     callers: Vec<tokio::task::JoinHandle<()>>,
     seen: Arc<Mutex<Vec<Record>>>,

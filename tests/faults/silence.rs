@@ -159,11 +159,11 @@ async fn i7_what_is_granted_during_a_shutdown_is_given_back() {
 }
 
 /// Every lane has its connection, and none a statement under way that a fault to come could hold.
-async fn warm_up(supervisor: &Supervisor) {
+async fn warm_up(supervisor: &LeaseSupervisor) {
     assert!(held(supervisor, "warm").await.release().await.released);
 }
 
-async fn undone_within_a_second(observer: &Supervisor) {
+async fn undone_within_a_second(observer: &LeaseSupervisor) {
     let healed_at = SystemClock.now();
     seen_at_last(observer, "chat", is_idle).await;
     let waited = SystemClock.now().saturating_since(healed_at);
@@ -175,7 +175,7 @@ async fn i9_a_renewal_whose_reply_was_lost_changes_nothing() {
     let (backend, proxy) = behind_a_proxy().await;
     let observer = supervisor(&backend.database().url(), TTL).await;
     // Without a connection that listens, which has requests of its own.
-    let builder = Supervisor::builder(proxy.url_for(backend.database())).ttl(TTL).hints(false);
+    let builder = LeaseSupervisor::builder(proxy.url_for(backend.database())).ttl(TTL).hints(false);
     let supervisor = builder.start().await.unwrap();
     let run = held(&supervisor, "chat").await;
     let (mut events, mut lost) = (supervisor.events(), 0);

@@ -11,7 +11,7 @@ use axum::{
 };
 use sqlx::{Connection as _, Executor as _, SqliteConnection};
 use tenure::{
-    Supervisor,
+    LeaseSupervisor,
     fence_gate::{FenceGate, FenceLayer, Fenced, GateError, SQLITE_TABLE, admit, headers},
 };
 use tokio::{
@@ -170,7 +170,7 @@ async fn write(State(data): State<Arc<str>>, Extension(writer): Extension<Fenced
 /// A run, and what it writes when it is told to; whether it is still held is left to the other end to find out.
 async fn write_as_told(mut commands: Commands) {
     let env = |name| std::env::var(name).expect("the test says it");
-    let supervisor = Supervisor::builder(env("LEASES")).holder(env("NAME")).ttl(TTL).start().await;
+    let supervisor = LeaseSupervisor::builder(env("LEASES")).holder_label(env("NAME")).ttl(TTL).start().await;
     let supervisor = supervisor.expect("the file is there");
     let run = loop {
         match supervisor.acquire(&key("chat")).await {

@@ -372,7 +372,7 @@ async fn begin<'a>(host: &'a mut PgConnection, level: &str) -> Transaction<'a, P
     host.begin_with(AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"))).await.unwrap()
 }
 
-async fn refused(supervisor: &Supervisor, session: &str) -> Box<Busy> {
+async fn refused(supervisor: &LeaseSupervisor, session: &str) -> Box<Busy> {
     match supervisor.acquire(&key(session)).await {
         Err(AcquireError::Busy(busy)) => busy,
         other => panic!("{session}: not refused: {other:?}"),

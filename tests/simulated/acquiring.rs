@@ -2,7 +2,7 @@
 
 use futures::{FutureExt, future::join_all};
 use tenure::{
-    AcquireError, Builder, EndReason, SessionState, Stage, StoreError, store::memory::Fault,
+    AcquireError, EndReason, LeaseSupervisorBuilder, SessionState, Stage, StoreError, store::memory::Fault,
     testing::simulate,
 };
 
@@ -12,7 +12,7 @@ use super::*;
 fn one_device_runs_and_the_other_is_told_who_holds_it() {
     simulate(async |sim| {
         let desktop = supervisor(&sim).await;
-        let browser = sim.supervisor().holder("browser").ttl(TTL).start_here().await.unwrap();
+        let browser = sim.supervisor().holder_label("browser").ttl(TTL).start_here().await.unwrap();
         let run = held(&desktop, "chat").await;
         match browser.acquire(&key("chat")).await {
             Err(AcquireError::Busy(busy)) => {
@@ -358,15 +358,15 @@ fn a_label_or_phase_that_cannot_be_stored_is_refused_before_anything_is_asked() 
         let supervisor = supervisor(&sim).await;
         let too_long = "x".repeat(256);
         for request in [
-            supervisor.acquire(&key("chat")).holder(""),
-            supervisor.acquire(&key("chat")).holder(too_long.as_str()),
+            supervisor.acquire(&key("chat")).holder_label(""),
+            supervisor.acquire(&key("chat")).holder_label(too_long.as_str()),
             supervisor.acquire(&key("chat")).phase("nul\0"),
         ] {
             let error = request.await.unwrap_err();
             assert!(matches!(error, AcquireError::Invalid(_)) && error.is_certain(), "{error:?}");
         }
         assert_eq!(sim.store.statements().acquires, 0);
-        let run = supervisor.acquire(&key("chat")).holder("quo'te").phase("thinking").await.unwrap();
+        let run = supervisor.acquire(&key("chat")).holder_label("quo'te").phase("thinking").await.unwrap();
         let row = sim.store.row(&key("chat")).unwrap();
         assert_eq!((row.label.as_str(), row.phase.as_str()), ("quo'te", "thinking"));
         drop(run);
@@ -377,7 +377,7 @@ fn a_label_or_phase_that_cannot_be_stored_is_refused_before_anything_is_asked() 
 fn a_database_that_is_not_there_is_named_at_start() {
     simulate(async |sim| {
         sim.store.set_fault(Fault::Swallowed);
-        let start = |builder: Builder| builder.start_here();
+        let start = |builder: LeaseSupervisorBuilder| builder.start_here();
         let error = start(sim.supervisor()).await.unwrap_err();
         assert!(error.to_string().contains("no answer within 5s"), "{error}");
         sim.store.set_fault(Fault::Unreachable);

@@ -50,8 +50,8 @@ impl Door {
         self.open.load(Ordering::Relaxed)
     }
 
-    async fn supervisor(&self, sim: &Simulation, connections: Connections) -> Supervisor {
-        let builder = Supervisor::builder_on(Arc::new(self.clone())).clock(Arc::new(sim.clock.clone()));
+    async fn supervisor(&self, sim: &Simulation, connections: Connections) -> LeaseSupervisor {
+        let builder = LeaseSupervisor::builder_on(Arc::new(self.clone())).clock(Arc::new(sim.clock.clone()));
         let builder = builder.ttl(TTL).connections(connections).connect_timeout(seconds(20));
         builder.start_here().await.unwrap()
     }

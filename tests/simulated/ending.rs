@@ -194,7 +194,7 @@ fn i13_work_beside_which_another_run_may_be_is_dropped_at_once() {
 fn i6_work_that_outlives_its_grace_keeps_the_lease_and_is_shown_stuck_to_others() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
-        let other = sim.supervisor().holder("other").ttl(TTL).start_here().await.unwrap();
+        let other = sim.supervisor().holder_label("other").ttl(TTL).start_here().await.unwrap();
         let mut events = supervisor.events();
         let run = held(&supervisor, "chat").await;
         sim.store.request_stop(&key("chat"), "ops", "tea");

@@ -49,7 +49,7 @@ fn i7_a_run_actor_that_panics_ends_its_run_and_its_session_is_free_within_a_ttl(
         let trap = Trap::around(&sim.clock);
         let builder = sim.supervisor().ttl(TTL).clock(Arc::new(trap.clone()));
         let supervisor = builder.start_here().await.unwrap();
-        let other = sim.supervisor().holder("other").ttl(TTL).start_here().await.unwrap();
+        let other = sim.supervisor().holder_label("other").ttl(TTL).start_here().await.unwrap();
         let run = held(&supervisor, "chat").await;
         let neighbour = held(&supervisor, "neighbour").await;
         let (token, neighbours_token) = (run.token(), neighbour.token());

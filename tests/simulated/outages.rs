@@ -214,7 +214,7 @@ fn a_stepped_database_clock_is_reported_also_when_it_costs_the_lease() {
 fn i5_a_database_clock_stepped_back_never_makes_two_holders() {
     simulate(async |sim| {
         let desktop = supervisor(&sim).await;
-        let browser = sim.supervisor().holder("browser").ttl(TTL).start_here().await.unwrap();
+        let browser = sim.supervisor().holder_label("browser").ttl(TTL).start_here().await.unwrap();
         let run = held(&desktop, "chat").await;
         sim.store.step_clock_back(seconds(60));
         let mut taken_at = None;

@@ -9,7 +9,7 @@ use super::*;
 const NEIGHBOURS: usize = 500;
 
 /// With their sessions, and a database that takes long enough for batches to gather.
-async fn crowd(sim: &Simulation, supervisor: &Supervisor) -> Vec<Run> {
+async fn crowd(sim: &Simulation, supervisor: &LeaseSupervisor) -> Vec<Run> {
     let names: Vec<_> = (0..NEIGHBOURS).map(|n| format!("chat-{n}")).collect();
     let runs = join_all(names.iter().map(|name| held(supervisor, name))).await;
     sim.store.set_delay(millis(100));

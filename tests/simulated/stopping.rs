@@ -17,7 +17,7 @@ fn by_ops() -> EndReason {
     EndReason::Stopped { by: Some("ops".into()), why: Some("tea".into()) }
 }
 
-fn ask(supervisor: &Supervisor, session: &str) -> StopSessionRequest {
+fn ask(supervisor: &LeaseSupervisor, session: &str) -> StopSessionRequest {
     supervisor.stop(&key(session)).by("ops").reason("tea")
 }
 
@@ -28,8 +28,8 @@ async fn asked(request: StopSessionRequest) -> Asked {
     }
 }
 
-async fn others(sim: &Simulation) -> Supervisor {
-    sim.supervisor().holder("browser").ttl(TTL).start_here().await.unwrap()
+async fn others(sim: &Simulation) -> LeaseSupervisor {
+    sim.supervisor().holder_label("browser").ttl(TTL).start_here().await.unwrap()
 }
 
 #[test]

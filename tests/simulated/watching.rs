@@ -13,8 +13,8 @@ use super::*;
 /// How soon a change of another process is seen, and then some for the renewal that shows it.
 const SOON: Duration = millis(650);
 
-async fn watcher(sim: &Simulation) -> Supervisor {
-    sim.supervisor().holder("browser").ttl(TTL).start_here().await.unwrap()
+async fn watcher(sim: &Simulation) -> LeaseSupervisor {
+    sim.supervisor().holder_label("browser").ttl(TTL).start_here().await.unwrap()
 }
 
 async fn next(watching: &mut (impl Stream<Item = Observed> + Unpin), within: Duration) -> Observed {

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tenure::{
-    AcquireError, Holder, Run, SessionKey, SessionState, Supervisor,
+    AcquireError, Holder, LeaseSupervisor, Run, SessionKey, SessionState,
     clock::{BootInstant, Clock as _, SystemClock},
 };
 use tokio::time::sleep;
@@ -215,7 +215,7 @@ fn work(mut commands: Commands) {
     runtime.expect("a thread").block_on(async move {
         let env = |name| std::env::var(name).expect("the test sets it");
         let ttl = Duration::from_millis(env("TTL_MS").parse().expect("a number"));
-        let builder = Supervisor::builder(env("URL")).holder(env("LABEL")).ttl(ttl);
+        let builder = LeaseSupervisor::builder(env("URL")).holder_label(env("LABEL")).ttl(ttl);
         let supervisor = builder.hints(env("HINTS") == "true").start().await;
         let supervisor = supervisor.unwrap_or_else(|error| panic!("{error}"));
         say("ready");
@@ -228,7 +228,7 @@ fn work(mut commands: Commands) {
     });
 }
 
-async fn obey(supervisor: &Supervisor, runs: &mut HashMap<String, Held>, words: &[&str]) {
+async fn obey(supervisor: &LeaseSupervisor, runs: &mut HashMap<String, Held>, words: &[&str]) {
     match *words {
         ["node"] => say(format_args!("node {}", supervisor.node())),
         ["acquire", session, at] => {

@@ -79,8 +79,9 @@ const STUBBORN: &str = r#"
     wait
 "#;
 
-async fn held(backend: &impl Reachable, ttl: Duration) -> (Supervisor, Run) {
-    let started = Supervisor::builder(backend.url()).ttl(ttl).stop_grace(Duration::from_millis(500)).start();
+async fn held(backend: &impl Reachable, ttl: Duration) -> (LeaseSupervisor, Run) {
+    let started =
+        LeaseSupervisor::builder(backend.url()).ttl(ttl).stop_grace(Duration::from_millis(500)).start();
     let supervisor = started.await.unwrap();
     let run = supervisor.acquire(&key("chat")).await.unwrap();
     (supervisor, run)
@@ -175,7 +176,7 @@ mod in_memory {
     async fn i3_very_many_children_of_a_lost_run_are_gone_before_another_may_enter() {
         const CHILDREN: usize = 120;
         let (scene, store) = (Scene::new(), MemoryStore::new(Arc::new(SystemClock)));
-        let started = Supervisor::builder_on(Arc::new(store.clone()))
+        let started = LeaseSupervisor::builder_on(Arc::new(store.clone()))
             .ttl(Duration::from_secs(20))
             .renew_interval(Duration::from_secs(2))
             .start();
@@ -202,7 +203,7 @@ mod in_memory {
     async fn i6_very_many_children_of_a_stopped_run_are_gone_when_it_is_released() {
         const CHILDREN: usize = 60;
         let (scene, store) = (Scene::new(), MemoryStore::new(Arc::new(SystemClock)));
-        let started = Supervisor::builder_on(Arc::new(store))
+        let started = LeaseSupervisor::builder_on(Arc::new(store))
             .ttl(Duration::from_secs(20))
             .stop_grace(Duration::from_millis(200))
             .start();
@@ -221,7 +222,7 @@ mod in_memory {
 
     async fn run() -> Run {
         let store = MemoryStore::new(Arc::new(SystemClock));
-        let supervisor = Supervisor::builder_on(Arc::new(store)).ttl(TTL).start().await.unwrap();
+        let supervisor = LeaseSupervisor::builder_on(Arc::new(store)).ttl(TTL).start().await.unwrap();
         let run = supervisor.acquire(&key("chat")).await.unwrap();
         // The last handle would end the run.
         tokio::spawn(async move {

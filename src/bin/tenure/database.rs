@@ -5,7 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tenure::{Builder, Connections, SessionKey, StoreError, Supervisor, printable, store};
+use tenure::{
+    Connections, LeaseSupervisor, LeaseSupervisorBuilder, SessionKey, StoreError, printable, store,
+};
 
 use crate::{
     cli::{Global, Session},
@@ -35,7 +37,7 @@ impl Database {
     }
 
     /// For a command that may create what is not there.
-    pub(crate) fn writing(&self) -> Result<Builder, Failure> {
+    pub(crate) fn writing(&self) -> Result<LeaseSupervisorBuilder, Failure> {
         self.make_directory()?;
         Ok(builder(&self.url))
     }
@@ -52,12 +54,12 @@ impl Database {
     }
 
     /// For a command that only looks: `None` when there is no such file, which is then not created.
-    pub(crate) fn looking(&self) -> Result<Option<Builder>, Failure> {
+    pub(crate) fn looking(&self) -> Result<Option<LeaseSupervisorBuilder>, Failure> {
         Ok(self.is_there()?.then(|| builder(&self.url).looking_only()))
     }
 
     /// For a command that changes what is there, and creates nothing: `None` when there is no such file.
-    pub(crate) fn asking(&self) -> Result<Option<Builder>, Failure> {
+    pub(crate) fn asking(&self) -> Result<Option<LeaseSupervisorBuilder>, Failure> {
         if !self.is_there()? {
             return Ok(None);
         }
@@ -65,7 +67,7 @@ impl Database {
         #[cfg(feature = "sqlite")]
         if let Ok(file) = store::SqliteStore::new(&self.url) {
             let store = std::sync::Arc::new(file.without_creating());
-            return Ok(Some(Supervisor::builder_on(store).connections(Connections::Shared)));
+            return Ok(Some(LeaseSupervisor::builder_on(store).connections(Connections::Shared)));
         }
         Ok(Some(builder(&self.url)))
     }
@@ -120,8 +122,8 @@ fn warn(global: &Global, url: &str) {
 }
 
 /// One connection is enough for one run, and many such commands may share a database.
-fn builder(url: &str) -> Builder {
-    Supervisor::builder(url).connections(Connections::Shared)
+fn builder(url: &str) -> LeaseSupervisorBuilder {
+    LeaseSupervisor::builder(url).connections(Connections::Shared)
 }
 
 const EMPTY: &str = "the database URL (--database, or TENURE_DATABASE_URL) is empty: name a database, or leave it out \

@@ -7,7 +7,7 @@
 use std::{ffi::OsString, future::Future, pin::pin, time::Duration};
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use tenure::{AcquireError, EndReason, Run, RunEvent, SessionKey, Supervisor, printable};
+use tenure::{AcquireError, EndReason, LeaseSupervisor, Run, RunEvent, SessionKey, printable};
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -69,7 +69,7 @@ async fn hold(
     let label = args.holder.clone().unwrap_or_else(user_at_host);
     let mut signals = Signals::listen(&inheritance).map_err(|error| Failure::new(UNAVAILABLE, error))?;
     let builder = Database::of(global)?.writing()?.connect_timeout(global.connect_timeout);
-    let starting = builder.ttl(args.ttl).stop_grace(args.stop_grace).holder(&label).start();
+    let starting = builder.ttl(args.ttl).stop_grace(args.stop_grace).holder_label(&label).start();
     let supervisor = tokio::select! {
         started = starting => started?,
         number = signals.next_end() => return Ok(Exit::Signal(number)),
@@ -116,7 +116,7 @@ fn check_proc() -> Result<(), Failure> {
 }
 
 /// Closes a supervisor that has granted nothing, or nothing that is known of.
-async fn give_back(supervisor: &Supervisor, signals: &mut Signals, events: &Events) {
+async fn give_back(supervisor: &LeaseSupervisor, signals: &mut Signals, events: &Events) {
     let what = "waiting for the database, to give back what it may have granted";
     patiently(signals, events, what, supervisor.shutdown(Duration::ZERO)).await;
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure::{Asked, SessionStatus, StopAnswer, Supervisor};
+use tenure::{Asked, LeaseSupervisor, SessionStatus, StopAnswer};
 use tokio::time::timeout;
 
 use crate::{
@@ -47,7 +47,12 @@ fn nobody(global: &Global, args: &Stop, found: &SessionStatus, database: &Databa
     Ok(NOT_HELD)
 }
 
-async fn wait(global: &Global, args: &Stop, asked: &Asked, supervisor: &Supervisor) -> Result<u8, Failure> {
+async fn wait(
+    global: &Global,
+    args: &Stop,
+    asked: &Asked,
+    supervisor: &LeaseSupervisor,
+) -> Result<u8, Failure> {
     let (key, run_id) = (asked.key(), asked.holder().run_id);
     let Some(patience) = args.wait else {
         let status = SessionStatus::held(key.clone(), asked.holder().clone());

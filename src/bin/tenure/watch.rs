@@ -7,7 +7,9 @@ use std::{
 
 use futures::StreamExt as _;
 use serde_json::Value;
-use tenure::{Builder, Observed, SessionKey, SessionStatus, StartError, StoreError, Supervisor};
+use tenure::{
+    LeaseSupervisor, LeaseSupervisorBuilder, Observed, SessionKey, SessionStatus, StartError, StoreError,
+};
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -45,7 +47,7 @@ async fn start(
     global: &Global,
     key: &SessionKey,
     database: &Database,
-) -> Result<Option<Supervisor>, Failure> {
+) -> Result<Option<LeaseSupervisor>, Failure> {
     let mut waiting = Waiting { global, key, since: SystemTime::now(), told: None };
     let mut was_missing = false;
     loop {
@@ -89,7 +91,10 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    async fn start(&mut self, builder: Builder) -> Result<Result<Supervisor, StartError>, Failure> {
+    async fn start(
+        &mut self,
+        builder: LeaseSupervisorBuilder,
+    ) -> Result<Result<LeaseSupervisor, StartError>, Failure> {
         let mut starting = pin!(builder.connect_timeout(self.global.connect_timeout).start());
         if let Ok(started) = timeout(SILENT_AFTER, &mut starting).await {
             return Ok(started);

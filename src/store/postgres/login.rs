@@ -15,7 +15,7 @@ use futures::{
 };
 use tokio::runtime;
 
-/// Who is about to log in, and where: what [`Builder::login`](crate::Builder::login) is asked with.
+/// Who is about to log in, and where: what [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login) is asked with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoginRequest {
