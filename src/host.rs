@@ -21,7 +21,7 @@ pub(crate) mod sealed {
     /// What is found of a run in the host's own transaction.
     #[derive(Debug)]
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "a writer sees everything"))]
-    pub enum Found {
+    pub enum FoundRun {
         /// It holds the session, for as long as this by the database's clock.
         Pinned {
             fence: i64,
@@ -56,7 +56,7 @@ pub(crate) mod sealed {
             key: &'a SessionKey,
             run_id: RunId,
             schema: &'a str,
-        ) -> BoxFuture<'a, Result<Found, sqlx::Error>>;
+        ) -> BoxFuture<'a, Result<FoundRun, sqlx::Error>>;
 
         /// Remembers the fence unless a greater one is known; answers the greatest.
         fn remember<'a>(
@@ -67,7 +67,27 @@ pub(crate) mod sealed {
     }
 }
 
-pub(crate) use sealed::Found;
+pub(crate) use sealed::FoundRun;
+
+/// The schema in which PostgreSQL's leases are, unless the database's URL says otherwise.
+pub(crate) const SCHEMA: &str = "tenure";
+
+/// The statements, which hosts with other drivers can send, too: [`pin`](crate::pin) and
+/// [`fence_gate`](crate::fence_gate) publish them, and say what they promise.
+pub(crate) mod sql {
+    pub(crate) const PIN_POSTGRES: &str = include_str!("store/postgres/pin.sql");
+    pub(crate) const PIN_SQLITE: &str = include_str!("store/sqlite/pin.sql");
+    #[cfg(feature = "postgres")]
+    pub(crate) const REMEMBER_POSTGRES: &str = include_str!("fence_gate/postgres.sql");
+    #[cfg(feature = "sqlite")]
+    pub(crate) const REMEMBER_SQLITE: &str = include_str!("fence_gate/sqlite.sql");
+
+    /// [`PIN_POSTGRES`] for leases in a schema of any name.
+    pub(crate) fn pin_postgres_in(schema: &str) -> String {
+        let quoted = format!("\"{}\".session_lease", schema.replace('"', "\"\""));
+        PIN_POSTGRES.replace("tenure.session_lease", &quoted)
+    }
+}
 
 /// Whether the database has no such table.
 pub(crate) fn is_without_table(error: &sqlx::Error) -> bool {

@@ -58,29 +58,25 @@ use std::time::Duration;
 
 use crate::{
     end::EndReason,
-    host::{Found, HostConnection, is_without_table},
+    host::{FoundRun, HostConnection, SCHEMA, is_without_table, sql},
     session::{FencingToken, RunId, SessionKey},
 };
-
-/// The schema of [`POSTGRES`].
-pub(crate) const SCHEMA: &str = "tenure";
 
 /// The statement that pins a lease on PostgreSQL. `$1` account, `$2` session, `$3` run id.
 ///
 /// It answers one row: `verdict text`, `run_id uuid`, `fence bigint`, `remaining_micros bigint`, described in its
 /// comments. It needs no privilege beyond those that the [module](self) names, and must run inside a transaction.
-pub const POSTGRES: &str = include_str!("store/postgres/pin.sql");
+pub const POSTGRES: &str = sql::PIN_POSTGRES;
 
 /// The statement that pins a lease on SQLite. `?1` account, `?2` session, `?3` run id, hyphenated and in lower case.
 ///
 /// It answers one row, `fence` and `remaining_millis`, if the run holds the session, and none otherwise. It must run
 /// inside a transaction.
-pub const SQLITE: &str = include_str!("store/sqlite/pin.sql");
+pub const SQLITE: &str = sql::PIN_SQLITE;
 
 /// [`POSTGRES`] for leases in another schema than `tenure`. The name is quoted.
 pub fn postgres_in(schema: &str) -> String {
-    let quoted = format!("\"{}\".session_lease", schema.replace('"', "\"\""));
-    POSTGRES.replace("tenure.session_lease", &quoted)
+    sql::pin_postgres_in(schema)
 }
 
 /// Pins the lease of a run that is known by its id alone: what [`RunContext::pin`](crate::RunContext::pin) does, for a
@@ -129,15 +125,17 @@ pub(crate) async fn pin_trusted<C: HostConnection + ?Sized>(
         return Err(PinError::NoTransaction);
     }
     match connection.pin(key, run_id, schema).await? {
-        Found::Pinned { fence, remaining } => Ok(Pinned { fence: fence.into(), remaining: Some(remaining) }),
-        Found::Unsure { fence } if is_trusted() => Ok(Pinned { fence: fence.into(), remaining: None }),
-        Found::Unsure { .. } => Err(PinError::StaleSnapshot),
-        Found::Expired => Err(PinError::Expired),
-        Found::Superseded { run_id, fence } => {
+        FoundRun::Pinned { fence, remaining } => {
+            Ok(Pinned { fence: fence.into(), remaining: Some(remaining) })
+        }
+        FoundRun::Unsure { fence } if is_trusted() => Ok(Pinned { fence: fence.into(), remaining: None }),
+        FoundRun::Unsure { .. } => Err(PinError::StaleSnapshot),
+        FoundRun::Expired => Err(PinError::Expired),
+        FoundRun::Superseded { run_id, fence } => {
             Err(PinError::Superseded { run_id: run_id.into(), fence: fence.into() })
         }
-        Found::Gone => Err(PinError::Released),
-        Found::Lost => Err(PinError::Lost),
+        FoundRun::Gone => Err(PinError::Released),
+        FoundRun::Lost => Err(PinError::Lost),
     }
 }
 

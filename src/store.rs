@@ -74,6 +74,8 @@ mod hints;
 pub mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod schema;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 

@@ -2,7 +2,7 @@
 
 use super::Refused;
 use crate::{
-    host::{HostConnection, is_without_table},
+    host::{HostConnection, is_without_table, sql},
     session::{FencingToken, SessionKey},
 };
 
@@ -18,7 +18,7 @@ pub const POSTGRES_TABLE: &str = include_str!("postgres_table.sql");
 /// committed. The role needs SELECT, INSERT and UPDATE on the table. In repeatable read and serializable,
 /// SQLSTATE 40001 asks for the transaction to be repeated.
 #[cfg(feature = "postgres")]
-pub const POSTGRES: &str = include_str!("postgres.sql");
+pub const POSTGRES: &str = sql::REMEMBER_POSTGRES;
 
 /// The table that [`admit`] needs on SQLite, for the host's own migrations: in the file of the resource.
 #[cfg(feature = "sqlite")]
@@ -29,7 +29,7 @@ pub const SQLITE_TABLE: &str = include_str!("sqlite_table.sql");
 /// If `seen` is greater than the fence, the writer is late: roll back. It must run in the transaction that writes, and
 /// makes it the file's only writer. Begin that with `BEGIN IMMEDIATE`.
 #[cfg(feature = "sqlite")]
-pub const SQLITE: &str = include_str!("sqlite.sql");
+pub const SQLITE: &str = sql::REMEMBER_SQLITE;
 
 /// Admits a write to the database of this connection, in the transaction that makes it: one statement.
 ///

@@ -9,11 +9,8 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{Found, HostConnection, sealed::Statements};
-use crate::{
-    fence_gate, pin,
-    session::{FencingToken, RunId, SessionKey},
-};
+use super::{FoundRun, HostConnection, SCHEMA, sealed::Statements, sql};
+use crate::session::{FencingToken, RunId, SessionKey};
 
 impl HostConnection for PgConnection {}
 
@@ -38,12 +35,12 @@ impl Statements for PgConnection {
         key: &'a SessionKey,
         run_id: RunId,
         schema: &'a str,
-    ) -> BoxFuture<'a, Result<Found, Error>> {
+    ) -> BoxFuture<'a, Result<FoundRun, Error>> {
         Box::pin(async move {
             match pin_once(self, key, run_id, schema).await {
                 // A new statement sees what the last one waited for.
-                Ok(Found::Lost) => pin_once(self, key, run_id, schema).await,
-                Err(error) if is_overtaken(&error) => Ok(Found::Lost),
+                Ok(FoundRun::Lost) => pin_once(self, key, run_id, schema).await,
+                Err(error) if is_overtaken(&error) => Ok(FoundRun::Lost),
                 found => found,
             }
         })
@@ -54,7 +51,7 @@ impl Statements for PgConnection {
         key: &'a SessionKey,
         fence: FencingToken,
     ) -> BoxFuture<'a, Result<i64, Error>> {
-        let query = sqlx::query(fence_gate::POSTGRES);
+        let query = sqlx::query(sql::REMEMBER_POSTGRES);
         let query = query.bind(key.account()).bind(key.session()).bind(fence.as_i64());
         Box::pin(async move { query.fetch_one(self).await?.try_get("seen") })
     }
@@ -65,29 +62,29 @@ async fn pin_once(
     key: &SessionKey,
     run_id: RunId,
     schema: &str,
-) -> Result<Found, Error> {
+) -> Result<FoundRun, Error> {
     let query = match schema {
-        pin::SCHEMA => sqlx::query(pin::POSTGRES),
-        other => sqlx::query(AssertSqlSafe(pin::postgres_in(other))),
+        SCHEMA => sqlx::query(sql::PIN_POSTGRES),
+        other => sqlx::query(AssertSqlSafe(sql::pin_postgres_in(other))),
     };
     let query = query.bind(key.account()).bind(key.session()).bind(run_id.as_uuid());
     found(&query.fetch_one(connection).await?)
 }
 
-fn found(row: &PgRow) -> Result<Found, Error> {
+fn found(row: &PgRow) -> Result<FoundRun, Error> {
     Ok(match row.try_get::<&str, _>("verdict")? {
         "pinned" => {
             let micros: i64 = row.try_get("remaining_micros")?;
             let remaining = Duration::from_micros(micros.try_into().unwrap_or(0));
-            Found::Pinned { fence: row.try_get("fence")?, remaining }
+            FoundRun::Pinned { fence: row.try_get("fence")?, remaining }
         }
-        "unsure" => Found::Unsure { fence: row.try_get("fence")? },
-        "expired" => Found::Expired,
-        "gone" => Found::Gone,
+        "unsure" => FoundRun::Unsure { fence: row.try_get("fence")? },
+        "expired" => FoundRun::Expired,
+        "gone" => FoundRun::Gone,
         "superseded" => {
-            Found::Superseded { run_id: row.try_get::<Uuid, _>("run_id")?, fence: row.try_get("fence")? }
+            FoundRun::Superseded { run_id: row.try_get::<Uuid, _>("run_id")?, fence: row.try_get("fence")? }
         }
-        _ => Found::Lost,
+        _ => FoundRun::Lost,
     })
 }
 

@@ -5,11 +5,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use sqlx::{Error, Row as _, SqliteConnection};
 
-use super::{Found, HostConnection, sealed::Statements};
-use crate::{
-    fence_gate, pin,
-    session::{FencingToken, RunId, SessionKey},
-};
+use super::{FoundRun, HostConnection, sealed::Statements, sql};
+use crate::session::{FencingToken, RunId, SessionKey};
 
 impl HostConnection for SqliteConnection {}
 
@@ -35,16 +32,16 @@ impl Statements for SqliteConnection {
         key: &'a SessionKey,
         run_id: RunId,
         _schema: &'a str,
-    ) -> BoxFuture<'a, Result<Found, Error>> {
+    ) -> BoxFuture<'a, Result<FoundRun, Error>> {
         Box::pin(async move {
             let run_id = run_id.as_uuid().to_string();
-            let query = sqlx::query(pin::SQLITE).bind(key.account()).bind(key.session()).bind(&run_id);
+            let query = sqlx::query(sql::PIN_SQLITE).bind(key.account()).bind(key.session()).bind(&run_id);
             let Some(row) = query.fetch_optional(&mut *self).await? else {
                 return why_not(self, key, &run_id).await;
             };
             let millis: i64 = row.try_get("remaining_millis")?;
             let remaining = Duration::from_millis(millis.try_into().unwrap_or(0));
-            Ok(Found::Pinned { fence: row.try_get("fence")?, remaining })
+            Ok(FoundRun::Pinned { fence: row.try_get("fence")?, remaining })
         })
     }
 
@@ -53,23 +50,23 @@ impl Statements for SqliteConnection {
         key: &'a SessionKey,
         fence: FencingToken,
     ) -> BoxFuture<'a, Result<i64, Error>> {
-        let query = sqlx::query(fence_gate::SQLITE);
+        let query = sqlx::query(sql::REMEMBER_SQLITE);
         let query = query.bind(key.account()).bind(key.session()).bind(fence.as_i64());
         Box::pin(async move { query.fetch_one(self).await?.try_get("seen") })
     }
 }
 
 /// Nobody else has written since the question: this transaction holds the write lock.
-async fn why_not(sqlite: &mut SqliteConnection, key: &SessionKey, run_id: &str) -> Result<Found, Error> {
+async fn why_not(sqlite: &mut SqliteConnection, key: &SessionKey, run_id: &str) -> Result<FoundRun, Error> {
     let sql = "SELECT run_id, fence FROM tenure_session_lease WHERE account_id = ?1 AND session_id = ?2";
     let query = sqlx::query(sql).bind(key.account()).bind(key.session());
-    let Some(row) = query.fetch_optional(sqlite).await? else { return Ok(Found::Gone) };
+    let Some(row) = query.fetch_optional(sqlite).await? else { return Ok(FoundRun::Gone) };
     let holder: &str = row.try_get("run_id")?;
     if holder == run_id {
-        return Ok(Found::Expired);
+        return Ok(FoundRun::Expired);
     }
     let run_id = holder.parse().map_err(|error| Error::Decode(Box::new(error)))?;
-    Ok(Found::Superseded { run_id, fence: row.try_get("fence")? })
+    Ok(FoundRun::Superseded { run_id, fence: row.try_get("fence")? })
 }
 
 fn is_nested(error: &Error) -> bool {

@@ -50,21 +50,21 @@ use std::{fmt, sync::Arc};
 
 use futures::future::BoxFuture;
 
-use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, Migrated, Page, Release,
-    ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError, VerbKind,
-};
+use super::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
 use crate::{
     diagnosis::{Finding, Plan},
-    session::{Holder, NodeId, SessionKey},
+    session::NodeId,
 };
-use statement::Session;
+use look::LookingConnection;
 use target::Target;
+use working::WorkingConnection;
 
 mod acquire;
-mod believe;
+mod attempt;
 mod connect;
-mod entry;
+mod connection;
+mod doubt;
+mod environment;
 mod examine;
 mod fault;
 mod hosts;
@@ -75,6 +75,9 @@ mod naming;
 mod parameter;
 mod password;
 mod pause;
+mod read;
+mod remove;
+mod renew;
 mod row;
 mod schema;
 mod service;
@@ -85,11 +88,13 @@ mod target;
 mod tls;
 mod turn;
 mod uri;
-mod verbs;
 mod wording;
+mod working;
 
 pub(crate) use login::LoginSource;
 pub use login::{Login, LoginRequest};
+#[cfg(test)]
+pub(super) use schema::SCHEMA;
 
 /// Leases in PostgreSQL (14 to 18), in schema `tenure` of the database that a URL names.
 ///
@@ -162,8 +167,8 @@ impl LeaseStore for PostgresStore {
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
-            let session = connect::to_work(&target, bounds).await?;
-            Ok(Box::new(PostgresConnection { session }) as Box<dyn LeaseConnection>)
+            let connection = connect::to_work(&target, bounds).await?;
+            Ok(Box::new(WorkingConnection { connection }) as Box<dyn LeaseConnection>)
         })
     }
 
@@ -173,17 +178,17 @@ impl LeaseStore for PostgresStore {
     ) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
-            let session = connect::to_look(&target, bounds).await?;
-            Ok(Box::new(look::LookingConnection::new(session, target, bounds)) as Box<dyn LeaseConnection>)
+            let connection = connect::to_look(&target, bounds).await?;
+            Ok(Box::new(LookingConnection::new(connection, target, bounds)) as Box<dyn LeaseConnection>)
         })
     }
 
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
-            let mut session = connect::to_migrate(&target).await?;
-            let migrated = schema::migrate(&mut session).await?;
-            session.close().await;
+            let mut connection = connect::to_migrate(&target).await?;
+            let migrated = schema::migrate(&mut connection).await?;
+            connection.close().await;
             Ok(migrated)
         })
     }
@@ -213,118 +218,5 @@ impl LeaseStore for PostgresStore {
 
     fn remark(&self) -> Option<String> {
         self.target.remark()
-    }
-}
-
-/// The connection behind [`LeaseConnection`].
-struct PostgresConnection {
-    session: Session,
-}
-
-impl PostgresConnection {
-    /// A row may be locked by a commit that will never be answered; but not where another one just was.
-    async fn believe<T>(
-        &mut self,
-        outcomes: Vec<T>,
-        is_locked: impl Fn(&T) -> bool,
-        is_written: impl Fn(&T) -> bool,
-    ) -> Result<Vec<T>, StoreError> {
-        if outcomes.iter().any(is_locked) && !outcomes.iter().any(is_written) {
-            self.session.refuse_if_awaiting().await?;
-        }
-        Ok(outcomes)
-    }
-}
-
-impl LeaseConnection for PostgresConnection {
-    fn acquire<'a>(
-        &'a mut self,
-        items: &'a [Acquire],
-    ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
-        Box::pin(async move {
-            let outcomes = acquire::acquire(&mut self.session, items).await?;
-            let is_granted = |outcome: &_| matches!(outcome, AcquireOutcome::Granted(_));
-            self.believe(outcomes, |outcome| matches!(outcome, AcquireOutcome::Locked), is_granted).await
-        })
-    }
-
-    fn renew<'a>(&'a mut self, items: &'a [Renew]) -> BoxFuture<'a, Result<Vec<RenewOutcome>, StoreError>> {
-        Box::pin(async move {
-            let outcomes = verbs::renew(&mut self.session, items).await?;
-            let is_renewed = |outcome: &_| matches!(outcome, RenewOutcome::Renewed(_));
-            self.believe(outcomes, |outcome| matches!(outcome, RenewOutcome::Locked), is_renewed).await
-        })
-    }
-
-    fn release<'a>(
-        &'a mut self,
-        items: &'a [Release],
-    ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
-        Box::pin(async move {
-            let outcomes = verbs::release(&mut self.session, items).await?;
-            let is_released = |outcome: &_| matches!(outcome, ReleaseOutcome::Released);
-            self.believe(outcomes, |outcome| matches!(outcome, ReleaseOutcome::Locked), is_released).await
-        })
-    }
-
-    fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
-        Box::pin(async move {
-            let outcome = stop::request(&mut self.session, item).await?;
-            if matches!(outcome, StopOutcome::Locked(_)) {
-                self.session.refuse_if_awaiting().await?;
-            }
-            Ok(outcome)
-        })
-    }
-
-    fn inspect<'a>(
-        &'a mut self,
-        keys: &'a [SessionKey],
-    ) -> BoxFuture<'a, Result<Vec<Option<Holder>>, StoreError>> {
-        Box::pin(async move { verbs::inspect(&mut self.session, &keys.iter().collect::<Vec<_>>()).await })
-    }
-
-    fn list<'a>(
-        &'a mut self,
-        page: &'a Page,
-    ) -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>> {
-        Box::pin(verbs::list(&mut self.session, page))
-    }
-
-    fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
-        Box::pin(verbs::sweep(&mut self.session, limit))
-    }
-
-    fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(connect::check(&mut self.session))
-    }
-
-    /// A statement is parsed once per connection. Behind PgBouncer it is parsed each time.
-    fn prepare<'a>(&'a mut self, kinds: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(async move {
-            for kind in kinds {
-                let statements: &[&'static str] = match kind {
-                    VerbKind::Acquire => &[acquire::ACQUIRE, verbs::INSPECT],
-                    VerbKind::Renew => &[verbs::RENEW],
-                    VerbKind::Release => &[verbs::RELEASE],
-                };
-                for statement in statements {
-                    self.session.prepare(statement).await?;
-                }
-            }
-            Ok(())
-        })
-    }
-
-    fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(self.session.ping())
-    }
-
-    fn server(&self) -> usize {
-        self.session.server()
-    }
-
-    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(self.session.close())
     }
 }

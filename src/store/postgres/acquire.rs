@@ -3,9 +3,11 @@
 use sqlx::postgres::PgRow;
 
 use super::{
-    fault, row,
-    statement::{Session, Statement, Value},
-    verbs::{millis, read_rows},
+    connection::Connection,
+    fault,
+    read::read_rows,
+    row,
+    statement::{Statement, Value, millis},
     wording::Worded as _,
 };
 use crate::{
@@ -19,7 +21,7 @@ pub(super) const ACQUIRE: &str = include_str!("acquire.sql");
 const ROUNDS: usize = 2;
 
 /// What is known of an item after one statement.
-enum Answer {
+enum AcquireVerdict {
     Final(AcquireOutcome),
     /// The row is this run's, but its fence may have been issued again since (see `fence_again` in the migration).
     Unsettled,
@@ -30,7 +32,7 @@ enum Answer {
 }
 
 pub(super) async fn acquire(
-    session: &mut Session,
+    connection: &mut Connection,
     items: &[Acquire],
 ) -> Result<Vec<AcquireOutcome>, StoreError> {
     let mut outcomes = vec![None; items.len()];
@@ -40,13 +42,13 @@ pub(super) async fn acquire(
         if open.is_empty() {
             break;
         }
-        let asked = ask(session, items, &open, &mut outcomes).await;
+        let asked = ask(connection, items, &open, &mut outcomes).await;
         locked = asked.map_err(|error| match round {
             0 => error,
-            _ => fault::after_a_change(error, session.location()),
+            _ => fault::after_a_change(error, connection.location()),
         })?;
     }
-    for (item, holder) in pinned(session, items, locked).await? {
+    for (item, holder) in pinned(connection, items, locked).await? {
         outcomes[item] = Some(AcquireOutcome::Busy(holder));
     }
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or(AcquireOutcome::Locked)).collect())
@@ -57,27 +59,27 @@ type Locked = Vec<(usize, Box<Holder>)>;
 
 /// Asks for the open items, and settles all but those that are worth asking again. Answers which of those are locked.
 async fn ask(
-    session: &mut Session,
+    connection: &mut Connection,
     items: &[Acquire],
     open: &[usize],
     outcomes: &mut [Option<AcquireOutcome>],
 ) -> Result<Locked, StoreError> {
     let asked: Vec<&Acquire> = open.iter().map(|item| &items[*item]).collect();
     let (mut unclear, mut locked) = (Vec::new(), Vec::new());
-    for (item, answer) in open.iter().zip(grant_or_refuse(session, &asked).await?) {
+    for (item, answer) in open.iter().zip(grant_or_refuse(connection, &asked).await?) {
         match answer {
-            Answer::Final(outcome) => outcomes[*item] = Some(outcome),
-            Answer::Unsettled => unclear.push((*item, Some(AcquireOutcome::Locked))),
-            Answer::LostRace => unclear.push((*item, None)),
-            Answer::LockedExpired(holder) => locked.push((*item, holder)),
+            AcquireVerdict::Final(outcome) => outcomes[*item] = Some(outcome),
+            AcquireVerdict::Unsettled => unclear.push((*item, Some(AcquireOutcome::Locked))),
+            AcquireVerdict::LostRace => unclear.push((*item, None)),
+            AcquireVerdict::LockedExpired(holder) => locked.push((*item, holder)),
         }
     }
     let keys: Vec<_> = unclear.iter().map(|(item, _)| &items[*item].key).collect();
-    let found = read_rows(session, &keys).await;
-    let found = found.map_err(|error| fault::after_a_change(error, session.location()))?;
+    let found = read_rows(connection, &keys).await;
+    let found = found.map_err(|error| fault::after_a_change(error, connection.location()))?;
     for ((item, otherwise), row) in unclear.into_iter().zip(found) {
         let judged = match row {
-            Some(row) => judge(session, &items[item], &row)?,
+            Some(row) => judge(connection, &items[item], &row)?,
             None => None,
         };
         // A row that was granted and is gone again was released under our hands. It is not asked for again: the
@@ -88,7 +90,11 @@ async fn ask(
 }
 
 /// Those of the locked items that a transaction of their last holder's pins: theirs until it ends, which may be long.
-async fn pinned(session: &mut Session, items: &[Acquire], locked: Locked) -> Result<Locked, StoreError> {
+async fn pinned(
+    connection: &mut Connection,
+    items: &[Acquire],
+    locked: Locked,
+) -> Result<Locked, StoreError> {
     if locked.is_empty() {
         return Ok(locked);
     }
@@ -101,43 +107,48 @@ async fn pinned(session: &mut Session, items: &[Acquire], locked: Locked) -> Res
             Value::Uuids(locked.iter().map(|(_, holder)| holder.run_id.as_uuid()).collect()),
         ],
     );
-    let rows = session.fetch(&statement).await;
-    let rows = rows.map_err(|error| fault::after_a_change(error, session.location()))?;
+    let rows = connection.fetch(&statement).await;
+    let rows = rows.map_err(|error| fault::after_a_change(error, connection.location()))?;
     let mut is_pinned = vec![false; locked.len()];
     for row in &rows {
-        is_pinned[row::item(session, row, locked.len())?] = true;
+        is_pinned[row::item(connection, row, locked.len())?] = true;
     }
     Ok(locked.into_iter().zip(is_pinned).filter_map(|(item, is_pinned)| is_pinned.then_some(item)).collect())
 }
 
 /// What a row that was read after a race says; an expired one of another run says nothing.
-fn judge(session: &Session, item: &Acquire, row: &PgRow) -> Result<Option<AcquireOutcome>, StoreError> {
-    let holder = row::holder(session, row)?;
+fn judge(connection: &Connection, item: &Acquire, row: &PgRow) -> Result<Option<AcquireOutcome>, StoreError> {
+    let holder = row::holder(connection, row)?;
     if holder.run_id == item.run_id {
-        return Ok(Some(AcquireOutcome::Granted(row::grant(session, row)?)));
+        return Ok(Some(AcquireOutcome::Granted(row::grant(connection, row)?)));
     }
     Ok((!holder.expires_in.is_zero()).then(|| AcquireOutcome::Busy(Box::new(holder))))
 }
 
-async fn grant_or_refuse(session: &mut Session, items: &[&Acquire]) -> Result<Vec<Answer>, StoreError> {
-    let mut rows = session.fetch(&statement(items)).await;
+async fn grant_or_refuse(
+    connection: &mut Connection,
+    items: &[&Acquire],
+) -> Result<Vec<AcquireVerdict>, StoreError> {
+    let mut rows = connection.fetch(&statement(items)).await;
     if let Err(StoreError::Unstorable { .. }) = rows {
         let in_ascii: Vec<_> = items.iter().map(|item| item.in_ascii()).collect();
-        rows = session.fetch(&statement(&in_ascii.iter().collect::<Vec<_>>())).await;
+        rows = connection.fetch(&statement(&in_ascii.iter().collect::<Vec<_>>())).await;
     }
     let rows = rows?;
-    let mut answers: Vec<Answer> = items.iter().map(|_| Answer::LostRace).collect();
+    let mut answers: Vec<AcquireVerdict> = items.iter().map(|_| AcquireVerdict::LostRace).collect();
     for row in &rows {
-        let item = row::item(session, row, items.len())?;
-        let answer = match session.read::<&str>(row, "verdict")? {
-            "granted" => Answer::Final(AcquireOutcome::Granted(row::grant(session, row)?)),
-            "busy" => Answer::Final(AcquireOutcome::Busy(Box::new(row::holder(session, row)?))),
-            "locked" => match row::holder(session, row)? {
+        let item = row::item(connection, row, items.len())?;
+        let answer = match connection.read::<&str>(row, "verdict")? {
+            "granted" => AcquireVerdict::Final(AcquireOutcome::Granted(row::grant(connection, row)?)),
+            "busy" => AcquireVerdict::Final(AcquireOutcome::Busy(Box::new(row::holder(connection, row)?))),
+            "locked" => match row::holder(connection, row)? {
                 // An earlier attempt of the same run.
-                holder if holder.run_id == items[item].run_id => Answer::Final(AcquireOutcome::Locked),
-                holder => Answer::LockedExpired(Box::new(holder)),
+                holder if holder.run_id == items[item].run_id => {
+                    AcquireVerdict::Final(AcquireOutcome::Locked)
+                }
+                holder => AcquireVerdict::LockedExpired(Box::new(holder)),
             },
-            _ => Answer::Unsettled,
+            _ => AcquireVerdict::Unsettled,
         };
         answers[item] = answer;
     }

@@ -19,30 +19,31 @@ use sqlx::{ConnectOptions as _, PgConnection};
 use tokio::time::{sleep, timeout};
 
 use super::{
+    connection::{Connection, Purpose},
     fault, schema,
-    statement::{Session, Statement, Value},
+    statement::{Statement, Value},
     target::{Server, Target},
 };
 use crate::store::{Bounds, StoreError};
 
 /// A connection to a server that takes writes and has a schema that this release can work with.
-pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
+pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Connection, StoreError> {
     search(target, bounds, |server| visit(server, bounds, Purpose::Work)).await
 }
 
 /// A connection for whoever only looks: to the authority where it can be had, else to a server that takes no writes.
-pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Session, StoreError> {
+pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Connection, StoreError> {
     let second_best = Mutex::new(None);
     let found = search(target, bounds, |server| async {
-        let session = visit(server, bounds, Purpose::Look).await?;
-        let is_better = session.standby().is_none();
-        if is_better && !session.awaits_standby() {
-            return Ok(session);
+        let connection = visit(server, bounds, Purpose::Look).await?;
+        let is_better = connection.standby().is_none();
+        if is_better && !connection.awaits_standby() {
+            return Ok(connection);
         }
-        let refusal = fault::read_only(session.location());
+        let refusal = fault::read_only(connection.location());
         let mut second_best = second_best.lock().unwrap_or_else(PoisonError::into_inner);
         if is_better || second_best.is_none() {
-            *second_best = Some(session);
+            *second_best = Some(connection);
         }
         Err(refusal)
     });
@@ -57,22 +58,15 @@ pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Session, 
 }
 
 /// A connection to a server that may have no schema yet.
-pub(super) async fn to_migrate(target: &Target) -> Result<Session, StoreError> {
+pub(super) async fn to_migrate(target: &Target) -> Result<Connection, StoreError> {
     search(target, schema::BOUNDS, |server| visit(server, schema::BOUNDS, Purpose::Migrate)).await
 }
 
 /// A connection to this server, whatever it is.
 pub(super) async fn open(server: &Server, bounds: Option<Bounds>) -> Result<PgConnection, StoreError> {
-    let entry = server.log_in(bounds).await?;
-    let options = entry.options.clone();
-    entry.complete(options.connect()).await
-}
-
-#[derive(Clone, Copy)]
-enum Purpose {
-    Work,
-    Look,
-    Migrate,
+    let attempt = server.log_in(bounds).await?;
+    let options = attempt.options.clone();
+    attempt.complete(options.connect()).await
 }
 
 /// Visits one server after the other, until one will do; one that is silent is visited on beside the next. What one server refuses for certain (a password, say), another may grant: the
@@ -142,33 +136,29 @@ fn share(bounds: Bounds, servers: usize) -> Duration {
     (bounds.statement * 3 / 4).min(Duration::from_secs(10)) / servers.try_into().unwrap_or(u32::MAX)
 }
 
-async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Session, StoreError> {
+async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Connection, StoreError> {
     let connection = open(server, Some(bounds)).await?;
-    let mut session = Session::new(connection, server, bounds);
+    let mut connection = Connection::new(connection, server, bounds, purpose);
     match purpose {
-        Purpose::Work => check(&mut session).await?,
-        Purpose::Look => {
-            session.only_look();
-            check(&mut session).await?;
-        }
-        Purpose::Migrate => check_writable(&mut session).await?,
+        Purpose::Work | Purpose::Look => check(&mut connection).await?,
+        Purpose::Migrate => check_writable(&mut connection).await?,
     }
-    Ok(session)
+    Ok(connection)
 }
 
 /// One round trip: whether the server is one for what the session is for, and whether its schema fits.
-pub(super) async fn check(session: &mut Session) -> Result<(), StoreError> {
-    let keeps_settings = !session.is_pooled();
-    let values = vec![Value::Flag(keeps_settings), Value::Number(session.longest_commit())];
-    let row = session.fetch_one(&Statement::new(PROBE, values)).await?;
-    session.heed(&row)?;
-    let awaits_standby = session.read(&row, "awaits_standby")?;
-    session.heed_awaiting(awaits_standby)?;
-    let newest = match session.read::<Option<i32>>(&row, "version")? {
-        Some(version) => Some((version, session.read(&row, "compatible_from")?)),
+pub(super) async fn check(connection: &mut Connection) -> Result<(), StoreError> {
+    let keeps_settings = !connection.is_pooled();
+    let values = vec![Value::Flag(keeps_settings), Value::Number(connection.longest_commit())];
+    let row = connection.fetch_one(&Statement::new(PROBE, values)).await?;
+    connection.heed(&row)?;
+    let awaits_standby = connection.read(&row, "awaits_standby")?;
+    connection.heed_awaiting(awaits_standby)?;
+    let newest = match connection.read::<Option<i32>>(&row, "version")? {
+        Some(version) => Some(schema::applied(version, connection.read(&row, "compatible_from")?)),
         None => None,
     };
-    schema::check(newest, session.location())
+    schema::check(newest, connection.location())
 }
 
 /// Whether a server will do, for a connection that has just been opened.
@@ -179,11 +169,11 @@ pub(super) const READ_ONLY: &str =
     "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
 
 /// For a server whose schema may not be there.
-async fn check_writable(session: &mut Session) -> Result<(), StoreError> {
-    let row = session.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
-    match session.read(&row, "read_only")? {
-        true => Err(fault::read_only(session.location())),
-        false => session.refuse_if_awaiting().await,
+async fn check_writable(connection: &mut Connection) -> Result<(), StoreError> {
+    let row = connection.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
+    match connection.read(&row, "read_only")? {
+        true => Err(fault::read_only(connection.location())),
+        false => connection.refuse_if_awaiting().await,
     }
 }
 

@@ -10,14 +10,15 @@ use sqlx::{AssertSqlSafe, Decode, Executor as _, PgConnection, Postgres, Row as 
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    believe::Doubt,
-    connect, fault, schema,
+    connect,
+    doubt::Doubt,
+    fault, schema,
     target::{Server, Target},
 };
 use crate::{
     clock::{Clock as _, SystemClock},
     diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
-    store::{Bounds, StoreError},
+    store::{Bounds, StoreError, schema::Applied},
 };
 
 mod judge;
@@ -281,7 +282,7 @@ impl<'a> Visit<'a> {
     }
 
     /// As [`schema::newest`].
-    async fn newest_schema(&mut self) -> Result<Option<(i32, i32)>, StoreError> {
+    async fn newest_schema(&mut self) -> Result<Option<Applied>, StoreError> {
         let mut connection = self.take_connection().await?;
         let newest = timeout(self.patience, schema::newest(&mut connection, &self.server.naming)).await;
         let newest = newest.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{settings::Settings, target::refused};
+use super::{settings::ConnectionSettings, uri::refused};
 use crate::{store::StoreError, text::printable};
 
 /// Where one server is.
@@ -17,7 +17,7 @@ pub(super) struct Address {
 }
 
 /// In the order in which they are named; at least one.
-pub(super) fn addresses(settings: &Settings) -> Result<Vec<Address>, StoreError> {
+pub(super) fn addresses(settings: &ConnectionSettings) -> Result<Vec<Address>, StoreError> {
     let list = |name, of| match settings.value(name) {
         Some(list) => elements(list, of),
         None => Ok(Vec::new()),
@@ -100,7 +100,7 @@ mod tests {
         let variable = |name: &str| {
             variables.iter().find(|(found, _)| *found == name).map(|(_, value)| (*value).to_owned())
         };
-        let addresses = addresses(&Settings::with(url, &variable)?)?;
+        let addresses = addresses(&ConnectionSettings::with(url, &variable)?)?;
         Ok(addresses.iter().map(Address::told).collect())
     }
 

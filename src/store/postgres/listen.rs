@@ -11,8 +11,9 @@ use sqlx::{
 use tokio::runtime::Handle;
 
 use super::{
-    believe::Doubt,
-    connect, fault,
+    connect,
+    doubt::Doubt,
+    fault,
     naming::Naming,
     target::{Server, Target},
 };
@@ -42,15 +43,15 @@ struct Channel {
 
 impl Channel {
     async fn open(server: &Server, node: NodeId, bounds: Bounds) -> Result<Self, StoreError> {
-        let entry = server.log_in(Some(bounds)).await?;
+        let attempt = server.log_in(Some(bounds)).await?;
         // The driver's listener takes its one connection from a pool; when it is lost, both are given up.
         let pool: Pool<Postgres> = PoolOptions::new()
             .max_connections(1)
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
-            .connect_lazy_with(entry.options.clone());
-        let listener = entry.complete(PgListener::connect_with(&pool)).await?;
+            .connect_lazy_with(attempt.options.clone());
+        let listener = attempt.complete(PgListener::connect_with(&pool)).await?;
         let location = server.location.to_string();
         let naming = server.naming.clone();
         let mut channel =

@@ -61,14 +61,14 @@ type Provider = dyn Fn(LoginRequest) -> BoxFuture<'static, Given> + Send + Sync;
 /// The program's function, and the thread on which it is called: whatever it does there delays no renewal (invariant
 /// I10). The thread is there from the first call on, and ends when the last clone is dropped.
 #[derive(Clone)]
-pub(crate) struct LoginSource(Arc<Inner>);
+pub(crate) struct LoginSource(Arc<LoginThread>);
 
-struct Inner {
+struct LoginThread {
     provider: Arc<Provider>,
-    calls: Mutex<Option<mpsc::UnboundedSender<Call>>>,
+    calls: Mutex<Option<mpsc::UnboundedSender<LoginCall>>>,
 }
 
-struct Call {
+struct LoginCall {
     request: LoginRequest,
     reply: oneshot::Sender<Result<Login, String>>,
 }
@@ -81,14 +81,14 @@ impl LoginSource {
         E: Into<Box<dyn Error + Send + Sync>>,
     {
         let provider = move |request| provider(request).map(|given| given.map_err(Into::into)).boxed();
-        Self(Arc::new(Inner { provider: Arc::new(provider), calls: Mutex::new(None) }))
+        Self(Arc::new(LoginThread { provider: Arc::new(provider), calls: Mutex::new(None) }))
     }
 
     /// # Cancel safety
     /// Dropping the future drops the program's.
     pub(super) async fn ask(&self, request: LoginRequest) -> Result<Login, String> {
         let (reply, answer) = oneshot::channel();
-        self.0.call(Call { request, reply })?;
+        self.0.call(LoginCall { request, reply })?;
         answer.await.unwrap_or_else(|oneshot::Canceled| Err("it panicked".to_owned()))
     }
 }
@@ -99,8 +99,8 @@ impl fmt::Debug for LoginSource {
     }
 }
 
-impl Inner {
-    fn call(&self, call: Call) -> Result<(), String> {
+impl LoginThread {
+    fn call(&self, call: LoginCall) -> Result<(), String> {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *calls {
             Some(sender) => sender,
@@ -110,7 +110,7 @@ impl Inner {
         sender.unbounded_send(call).map_err(|_| "its thread has ended".to_owned())
     }
 
-    fn start_thread(&self) -> std::io::Result<mpsc::UnboundedSender<Call>> {
+    fn start_thread(&self) -> std::io::Result<mpsc::UnboundedSender<LoginCall>> {
         let (sender, mut calls) = mpsc::unbounded();
         let provider = self.provider.clone();
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
@@ -128,8 +128,8 @@ impl Inner {
 }
 
 /// Until nobody waits for it any more.
-async fn answer(provider: Arc<Provider>, call: Call) {
-    let Call { request, mut reply } = call;
+async fn answer(provider: Arc<Provider>, call: LoginCall) {
+    let LoginCall { request, mut reply } = call;
     let asked = AssertUnwindSafe(async move { provider(request).await }).catch_unwind();
     let given = tokio::select! {
         given = asked => given,

@@ -6,7 +6,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{PostgresConnection, connect, statement::Session, target::Target};
+use super::{connect, connection::Connection, target::Target, working::WorkingConnection};
 use crate::{
     session::{Holder, SessionKey},
     store::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub(super) struct LookingConnection {
-    inner: PostgresConnection,
+    inner: WorkingConnection,
     target: Arc<Target>,
     bounds: Bounds,
     search: Search,
@@ -26,16 +26,16 @@ pub(super) struct LookingConnection {
 /// For the server that takes writes, while a standby answers. No look waits for it.
 enum Search {
     NotBefore(Instant),
-    UnderWay(AbortOnDropHandle<Result<Session, StoreError>>),
+    UnderWay(AbortOnDropHandle<Result<Connection, StoreError>>),
 }
 
 /// From the end of one search to the next.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl LookingConnection {
-    pub(super) fn new(session: Session, target: Arc<Target>, bounds: Bounds) -> Self {
+    pub(super) fn new(connection: Connection, target: Arc<Target>, bounds: Bounds) -> Self {
         let search = Search::NotBefore(Instant::now() + PAUSE);
-        Self { inner: PostgresConnection { session }, target, bounds, search }
+        Self { inner: WorkingConnection { connection }, target, bounds, search }
     }
 
     /// Goes over to what a search has found, and begins another where a standby is all there is.
@@ -45,14 +45,14 @@ impl LookingConnection {
             Search::UnderWay(search) => {
                 let Some(found) = search.now_or_never() else { return };
                 self.search = Search::NotBefore(Instant::now() + PAUSE);
-                if let Ok(Ok(session)) = found
-                    && session.standby().is_none()
+                if let Ok(Ok(connection)) = found
+                    && connection.standby().is_none()
                 {
-                    self.inner.session = session;
+                    self.inner.connection = connection;
                 }
             }
             Search::NotBefore(at) => {
-                if servers > 1 && self.inner.session.standby().is_some() && Instant::now() >= *at {
+                if servers > 1 && self.inner.connection.standby().is_some() && Instant::now() >= *at {
                     let (target, bounds) = (self.target.clone(), self.bounds);
                     let search = async move { connect::to_look(&target, bounds).await };
                     self.search = Search::UnderWay(AbortOnDropHandle::new(tokio::spawn(search)));
@@ -103,7 +103,7 @@ impl LeaseConnection for LookingConnection {
     }
 
     fn standby(&self) -> Option<Standby> {
-        self.inner.session.standby().cloned()
+        self.inner.connection.standby().cloned()
     }
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
@@ -115,6 +115,6 @@ impl LeaseConnection for LookingConnection {
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(self.inner.session.close())
+        Box::pin(self.inner.connection.close())
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use super::target::refused;
+use super::uri::refused;
 use crate::{store::StoreError, text::printable};
 
 /// The name that is used when the URL gives none, and that all embedded SQL is written for.

@@ -3,7 +3,7 @@
 //! What cannot be done is never passed over where it was to make a connection safer: that is refused, with what to do
 //! instead. What cannot be done and is safe to leave is left, with one warning.
 
-use super::target::refused;
+use super::uri::refused;
 use crate::{store::StoreError, text::printable};
 
 /// One parameter of a URL or of a service.

@@ -7,8 +7,9 @@ use std::{
 };
 
 use super::{
-    service::{Service, shown},
-    settings::{Settings, expanded, variable},
+    environment::{expanded, shown, variable},
+    service::Service,
+    settings::ConnectionSettings,
 };
 use crate::store::StoreError;
 
@@ -32,53 +33,55 @@ pub(super) struct Account {
 
 /// What was found.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct FoundPassword {
     pub(super) password: Option<String>,
     /// Why there is none, for people: what a server says that refuses does not tell.
     pub(super) remark: Option<String>,
 }
 
 impl Passwords {
-    pub(super) fn of(settings: &Settings) -> Result<Self, StoreError> {
+    pub(super) fn of(settings: &ConnectionSettings) -> Result<Self, StoreError> {
         let given = settings.value("password").map(str::to_owned);
         Ok(Self { given, service: settings.service.clone(), file: settings.path("passfile")? })
     }
 
     /// What is known without looking into any file; `None` if one has to be looked into.
-    pub(super) fn without_files(&self) -> Option<Found> {
+    pub(super) fn without_files(&self) -> Option<FoundPassword> {
         let given = self.given.clone();
         let given = given.or_else(|| variable("PGPASSWORD").filter(|_| self.service.is_none()));
-        given.map(|password| Found { password: Some(password), remark: None })
+        given.map(|password| FoundPassword { password: Some(password), remark: None })
     }
 
     /// Reads files: not for a thread that others wait for.
-    pub(super) fn look_up(&self, account: &Account) -> Found {
+    pub(super) fn look_up(&self, account: &Account) -> FoundPassword {
         let given = self.given.clone().or_else(|| self.service.as_ref()?.password());
         match given.or_else(|| variable("PGPASSWORD")) {
-            Some(password) => Found { password: Some(password), remark: None },
+            Some(password) => FoundPassword { password: Some(password), remark: None },
             None => self.look_into_the_file(account),
         }
     }
 
-    fn look_into_the_file(&self, account: &Account) -> Found {
+    fn look_into_the_file(&self, account: &Account) -> FoundPassword {
         let named = self.file.clone().or_else(|| expanded("PGPASSFILE", &variable("PGPASSFILE")?).ok());
         let Some(file) = named.clone().or_else(|| Some(std::env::home_dir()?.join(".pgpass"))) else {
-            return Found::default();
+            return FoundPassword::default();
         };
-        let remark = |why: String| Found {
+        let remark = |why: String| FoundPassword {
             password: None,
             remark: Some(format!("the password file {} {why}", shown(&file))),
         };
         match read(&file) {
             Ok(Text::Read(text)) => match text.lines().find_map(|line| password_of(line, account)) {
-                Some(password) => Found { password: Some(password), remark: None },
+                Some(password) => FoundPassword { password: Some(password), remark: None },
                 None => remark("has no line for this server, port, database and user".to_owned()),
             },
             Ok(Text::OpenToOthers(mode)) => remark(format!(
                 "was not used, because others may read it (its mode is {mode:04o}); run chmod 600 on it"
             )),
             Ok(Text::NoFile) => remark("was not used, because it is no file".to_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Found::default(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => {
+                FoundPassword::default()
+            }
             Err(error) => remark(format!("cannot be read: {error}")),
         }
     }

@@ -13,9 +13,9 @@ use crate::store::StoreError;
 
 /// The refusals of one server.
 #[derive(Default)]
-pub(super) struct Pause(Mutex<Option<Refused>>);
+pub(super) struct Pause(Mutex<Option<RefusedLogin>>);
 
-struct Refused {
+struct RefusedLogin {
     /// What the server refused, or `None` if there was nothing to show.
     login: Option<Login>,
     error: StoreError,
@@ -45,14 +45,14 @@ impl Pause {
         let mut refused = self.lock();
         let times = refused.as_ref().map_or(0, |before| before.times).saturating_add(1);
         let until = Instant::now() + length(times, longest);
-        *refused = Some(Refused { login, error: error.clone(), times, until });
+        *refused = Some(RefusedLogin { login, error: error.clone(), times, until });
     }
 
     pub(super) fn succeeded(&self) {
         *self.lock() = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Refused>> {
+    fn lock(&self) -> MutexGuard<'_, Option<RefusedLogin>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

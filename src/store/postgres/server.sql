@@ -1,4 +1,4 @@
--- Begins every statement whose answer is believed: what there is to doubt in it (believe.rs), null when there is nothing.
+-- Begins every statement whose answer is doubtd: what there is to doubt in it (doubt.rs), null when there is nothing.
 --
 -- A standby is asked how things were when the last commit that it has was made, by the primary's clock: of what came
 -- after that it knows nothing, not even that nothing came.

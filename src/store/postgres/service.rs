@@ -1,11 +1,11 @@
 //! A service of libpq: parameters under a name in a file (`pg_service.conf`).
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
-use super::{settings::expanded, target::refused};
+use super::{
+    environment::{expanded, shown},
+    uri::refused,
+};
 use crate::{store::StoreError, text::printable};
 
 /// A service, and the file that describes it.
@@ -74,8 +74,3 @@ impl Service {
 }
 
 const SYSTEM: &[&str] = &["/etc/postgresql-common", "/etc/sysconfig/pgsql", "/etc"];
-
-/// A path, for people.
-pub(super) fn shown(path: &Path) -> String {
-    printable(&path.to_string_lossy()).into_owned()
-}

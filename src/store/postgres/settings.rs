@@ -1,17 +1,18 @@
 //! All that is said about a connection: by the URL, else by the service that is named, else by the `PG…` variables.
 
-use std::{
-    collections::BTreeMap,
-    env,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
-use super::{parameter, service::Service, target::refused, uri};
-use crate::{store::StoreError, text::printable};
+use super::{
+    environment::{expanded, variable},
+    parameter,
+    service::Service,
+    uri::{self, refused},
+};
+use crate::store::StoreError;
 
 /// The parameters by their names. The password is not among those of the service and the environment: it may change,
 /// and is looked up for each connection.
-pub(super) struct Settings {
+pub(super) struct ConnectionSettings {
     values: BTreeMap<&'static str, String>,
     /// `options[name]=value`: settings of the server.
     pub(super) of_the_server: Vec<(String, String)>,
@@ -20,7 +21,7 @@ pub(super) struct Settings {
     pub(super) service: Option<Service>,
 }
 
-impl Settings {
+impl ConnectionSettings {
     pub(super) fn of(url: &str) -> Result<Self, StoreError> {
         Self::with(url, &variable)
     }
@@ -104,24 +105,6 @@ impl Settings {
             }
         }
         Ok(())
-    }
-}
-
-/// A variable of the environment that is not empty.
-pub(super) fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-pub(super) fn expanded(name: &str, path: &str) -> Result<PathBuf, StoreError> {
-    match (path.strip_prefix("~/"), env::home_dir()) {
-        (Some(below), Some(home)) => Ok(home.join(below)),
-        (Some(_), None) => {
-            let path = printable(path);
-            Err(refused(format!(
-                "{name}={path:?} is below no home directory; set HOME, or write the whole path"
-            )))
-        }
-        (None, _) => Ok(Path::new(path).to_owned()),
     }
 }
 

@@ -4,8 +4,9 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::{
+    connection::Connection,
     row,
-    statement::{Session, Statement, Value},
+    statement::{Statement, Value},
     wording::Worded as _,
 };
 use crate::{
@@ -13,10 +14,10 @@ use crate::{
     store::{StopOutcome, StopRun, StoreError},
 };
 
-pub(super) async fn request(session: &mut Session, item: &StopRun) -> Result<StopOutcome, StoreError> {
-    let mut rows = ask(session, item).await;
+pub(super) async fn request(connection: &mut Connection, item: &StopRun) -> Result<StopOutcome, StoreError> {
+    let mut rows = ask(connection, item).await;
     if let Err(StoreError::Unstorable { .. }) = rows {
-        rows = ask(session, &item.in_ascii()).await;
+        rows = ask(connection, &item.in_ascii()).await;
     }
     let rows = match rows {
         // No session with such a key can be held.
@@ -24,16 +25,16 @@ pub(super) async fn request(session: &mut Session, item: &StopRun) -> Result<Sto
         answered => answered?,
     };
     let Some(row) = rows.first() else { return Ok(StopOutcome::Idle) };
-    let asked = |first| Ok(StopOutcome::Asked { holder: Box::new(row::holder(session, row)?), first });
-    match session.read::<&str>(row, "verdict")? {
+    let asked = |first| Ok(StopOutcome::Asked { holder: Box::new(row::holder(connection, row)?), first });
+    match connection.read::<&str>(row, "verdict")? {
         "asked" => asked(true),
         "asked before" => asked(false),
         "expired" => Ok(StopOutcome::Idle),
-        _ => Ok(StopOutcome::Locked(RunId::from(session.read::<Uuid>(row, "chosen")?))),
+        _ => Ok(StopOutcome::Locked(RunId::from(connection.read::<Uuid>(row, "chosen")?))),
     }
 }
 
-async fn ask(session: &mut Session, item: &StopRun) -> Result<Vec<PgRow>, StoreError> {
+async fn ask(connection: &mut Connection, item: &StopRun) -> Result<Vec<PgRow>, StoreError> {
     let run_id = item.run_id.map(|run_id| run_id.to_string());
     let statement = Statement::new(
         include_str!("stop.sql"),
@@ -45,5 +46,5 @@ async fn ask(session: &mut Session, item: &StopRun) -> Result<Vec<PgRow>, StoreE
             Value::Text(item.reason.as_ref().map(Reason::as_str)),
         ],
     );
-    session.fetch(&statement).await
+    connection.fetch(&statement).await
 }

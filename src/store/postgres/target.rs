@@ -17,10 +17,10 @@ use super::{
     naming::Naming,
     password::{Account, Passwords},
     pause::Pause,
-    settings::Settings,
+    settings::ConnectionSettings,
     tls::Tls,
     turn::Turn,
-    uri::FORM,
+    uri::{FORM, refused},
 };
 use crate::{
     store::{Bounds, StoreError},
@@ -64,7 +64,7 @@ pub(super) struct Server {
 
 impl Target {
     pub(super) fn parse(url: &str, login: Option<LoginSource>) -> Result<Self, StoreError> {
-        let settings = Settings::of(url)?;
+        let settings = ConnectionSettings::of(url)?;
         check_session_attrs(settings.value("target_session_attrs"))?;
         let naming = Arc::new(Naming::parse(settings.value("schema").map(str::to_owned))?);
         let addresses = hosts::addresses(&settings)?;
@@ -115,7 +115,7 @@ impl Server {
     fn of(
         address: Address,
         turn: Turn,
-        settings: &Settings,
+        settings: &ConnectionSettings,
         naming: &Arc<Naming>,
         login: Option<LoginSource>,
     ) -> Result<Self, StoreError> {
@@ -201,7 +201,11 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
 
 /// What is the same for every connection to a server. The driver reads PGOPTIONS by itself, and takes options in their
 /// raw form from a URL only; of that it would look for a password, if it had none.
-fn options(address: &Address, settings: &Settings, pooled: bool) -> Result<PgConnectOptions, StoreError> {
+fn options(
+    address: &Address,
+    settings: &ConnectionSettings,
+    pooled: bool,
+) -> Result<PgConnectOptions, StoreError> {
     let mut url = Url::parse("postgres:///").expect("it is one");
     url.query_pairs_mut().append_pair("password", "-");
     if let Some(raw) = settings.value("options") {
@@ -281,10 +285,6 @@ fn location(address: &str, database: &str, naming: &Naming) -> Arc<str> {
 /// PostgreSQL takes zero for "no bound" and no more than 31 bits.
 fn server_millis(duration: Duration) -> String {
     duration.as_millis().clamp(1, i32::MAX as u128).to_string()
-}
-
-pub(super) fn refused(detail: String) -> StoreError {
-    StoreError::Url { detail }
 }
 
 #[cfg(test)]

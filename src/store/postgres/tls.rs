@@ -9,9 +9,9 @@ use std::{
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::{
-    service::shown,
-    settings::{Settings, expanded},
-    target::refused,
+    environment::{expanded, shown},
+    settings::ConnectionSettings,
+    uri::refused,
 };
 use crate::{store::StoreError, text::printable};
 
@@ -25,7 +25,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    pub(super) fn of(settings: &Settings) -> Result<Self, StoreError> {
+    pub(super) fn of(settings: &ConnectionSettings) -> Result<Self, StoreError> {
         let in_home =
             |name| expanded(name, &format!("~/.postgresql/{name}")).ok().filter(|file| file.exists());
         let root = match settings.value("sslrootcert") {
@@ -89,7 +89,7 @@ impl Tls {
 
 /// `allow` is `prefer` here: both do with any server, and the latter encrypts where it can. As in libpq, `require` is
 /// `verify-ca` where there is an authority to verify by, and that of the system allows nothing weaker than `verify-full`.
-fn mode(settings: &Settings, has_root: bool) -> Result<PgSslMode, StoreError> {
+fn mode(settings: &ConnectionSettings, has_root: bool) -> Result<PgSslMode, StoreError> {
     let by_system = settings.value("sslrootcert") == Some("system");
     let word = settings.value("sslmode").unwrap_or(if by_system { "verify-full" } else { "prefer" });
     let mode = match word {

@@ -4,7 +4,6 @@
 
 use percent_encoding::percent_decode_str;
 
-use super::target::refused;
 use crate::{store::StoreError, text::printable};
 
 /// What the URL gives, decoded: the parts before the `?` under the names that they have as parameters (`host` and
@@ -41,6 +40,10 @@ pub(super) fn take_apart(url: &str) -> Result<Vec<(String, String)>, StoreError>
         given.push(pair(parameter)?);
     }
     Ok(given)
+}
+
+pub(super) fn refused(detail: String) -> StoreError {
+    StoreError::Url { detail }
 }
 
 /// How a URL is written, for whoever got it wrong.

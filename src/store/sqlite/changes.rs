@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tokio::time::sleep;
 
-use super::{Connection, failure::Failure, file::DatabaseFile, standing::Standing};
+use super::{connection::Connection, failure::Failure, file::DatabaseFile, standing::Standing};
 use crate::store::{Bounds, Hint, Listener, StoreError};
 
 /// The time between two looks.

@@ -6,13 +6,15 @@ use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 use tokio::time::{Instant, sleep};
 
 use super::{
+    connection::{accept_writes, options},
     failure::Failure,
     file::{Access, DatabaseFile},
-    options, schema,
+    schema,
 };
 use crate::{
     clock::{Clock as _, SystemClock},
     diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
+    store::schema::{Applied, Unfit},
 };
 
 #[cfg(unix)]
@@ -55,7 +57,7 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
         findings.extend(examine_room_for_schema(&mut sqlite, file, plan).await);
     }
     if has_schema && may_write {
-        match super::accept_writes(&mut sqlite).await {
+        match accept_writes(&mut sqlite).await {
             Ok(()) => {
                 let commits = measure_commits(&mut sqlite).await;
                 findings.push(commits.unwrap_or_else(|failure| failed("commit", failure)));
@@ -111,20 +113,18 @@ async fn examine_schema(
     file: &DatabaseFile,
     findings: &mut Vec<Finding>,
 ) -> bool {
-    let checked = schema::check(sqlite).await;
-    let finding = match (checked, schema::installed(sqlite).await) {
-        (Ok(()), Ok(Some((version, from)))) => {
+    let finding = match schema::check(sqlite).await {
+        Ok(Applied { version, compatible_from }) => {
             findings.push(Finding::fine(
                 "schema",
-                format!("version {version}, for releases from schema version {from} on"),
+                format!("version {version}, for releases from schema version {compatible_from} on"),
             ));
             return true;
         }
-        (Err(Failure::SchemaMissing(found)), _) if file.access() == Access::Create => {
+        Err(Failure::Unfit(Unfit::Missing(found))) if file.access() == Access::Create => {
             Finding::fine("schema", format!("{found}: the first run applies it"))
         }
-        (Err(failure), _) | (_, Err(failure)) => Finding::failure("schema", failure.in_file(file)),
-        (Ok(()), Ok(None)) => Finding::fine("schema", "it was removed just now"),
+        Err(failure) => Finding::failure("schema", failure.in_file(file)),
     };
     findings.push(finding);
     false

@@ -1,7 +1,10 @@
 //! What SQLite said, in the words of the contract.
 
 use super::file::{DatabaseFile, unusable};
-use crate::{limits, store::StoreError};
+use crate::{
+    limits,
+    store::{StoreError, schema::Unfit},
+};
 
 /// Why a statement gave no usable answer, before it is known in which file.
 #[derive(Debug)]
@@ -11,14 +14,15 @@ pub(super) enum Failure {
     Unreadable(String),
     /// A later statement of the same call failed, after an earlier one had written.
     AfterAWrite(Box<Failure>),
-    SchemaMissing(String),
+    Unfit(Unfit),
     /// What the file itself says, before SQLite is asked.
     Refused(StoreError),
-    SchemaTooNew {
-        found: u32,
-        compatible_from: u32,
-        known: u32,
-    },
+}
+
+impl From<Unfit> for Failure {
+    fn from(unfit: Unfit) -> Self {
+        Self::Unfit(unfit)
+    }
 }
 
 impl From<sqlx::Error> for Failure {
@@ -68,10 +72,7 @@ impl Failure {
                 StoreError::Unavailable { location, detail: failure.in_file(file).to_string() }
             }
             Self::Refused(error) => error,
-            Self::SchemaMissing(detail) => StoreError::SchemaMissing { location, detail },
-            Self::SchemaTooNew { found, compatible_from, known } => {
-                StoreError::SchemaTooNew { location, found, compatible_from, known }
-            }
+            Self::Unfit(unfit) => unfit.at(&location),
         }
     }
 }

@@ -10,7 +10,13 @@ use std::{io, time::SystemTime};
 use futures::future::BoxFuture;
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
-use super::{Connection, failure::Failure, file::DatabaseFile, options, read, schema, standing::Identity};
+use super::{
+    connection::{Connection, options},
+    failure::Failure,
+    file::DatabaseFile,
+    read, schema,
+    standing::FileIdentity,
+};
 use crate::{
     session::{Holder, SessionKey},
     store::{
@@ -24,7 +30,7 @@ pub(super) async fn open(file: &DatabaseFile, bounds: Bounds) -> Result<Box<dyn 
     match open_with_log(file, bounds).await {
         Ok(sqlite) => {
             let connection = Connection::of(sqlite, file.without_creating(), bounds, there)?;
-            Ok(Box::new(Connection { only_looks: true, ..connection }))
+            Ok(Box::new(connection.only_looking()))
         }
         Err(failure) if failure.is_denied() && file.path().exists() => {
             let unchanging = Unchanging { file: file.clone(), bounds };
@@ -49,8 +55,8 @@ struct Unchanging {
 
 /// What differs once somebody has written.
 #[derive(PartialEq, Eq)]
-struct State {
-    identity: Option<Identity>,
+struct FileState {
+    identity: Option<FileIdentity>,
     length: u64,
     modified: SystemTime,
     log: bool,
@@ -62,7 +68,7 @@ const ATTEMPTS: usize = 5;
 /// One look, and how the file was just before it.
 struct Look {
     sqlite: SqliteConnection,
-    before: State,
+    before: FileState,
 }
 
 impl Unchanging {
@@ -91,7 +97,7 @@ impl Unchanging {
     async fn check(&self) -> Result<(), Failure> {
         for _ in 0..ATTEMPTS {
             let mut look = self.begin().await?;
-            let seen = schema::check(&mut look.sqlite).await;
+            let seen = schema::check(&mut look.sqlite).await.map(drop);
             if self.is_certain(look).await? {
                 return seen;
             }
@@ -111,7 +117,7 @@ impl Unchanging {
         }
         let options = options(&self.file, self.bounds.lock).create_if_missing(false);
         let sqlite = options.read_only(true).immutable(true).connect().await?;
-        Ok(Look { sqlite, before: State { log: false, ..before } })
+        Ok(Look { sqlite, before: FileState { log: false, ..before } })
     }
 
     /// Whether what was read is no mixture.
@@ -121,11 +127,11 @@ impl Unchanging {
         Ok(before.log || self.state()? == before)
     }
 
-    fn state(&self) -> Result<State, Failure> {
-        let state = || -> io::Result<State> {
+    fn state(&self) -> Result<FileState, Failure> {
+        let state = || -> io::Result<FileState> {
             let found = std::fs::metadata(self.file.path())?;
             let (length, modified) = (found.len(), found.modified()?);
-            Ok(State { identity: self.file.identity()?, length, modified, log: self.file.has_log() })
+            Ok(FileState { identity: self.file.identity()?, length, modified, log: self.file.has_log() })
         };
         state().map_err(|error| Failure::Sql(sqlx::Error::Io(error)))
     }

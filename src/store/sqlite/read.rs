@@ -3,7 +3,7 @@
 use serde_json::json;
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
-use super::{batch, failure::Failure, row};
+use super::{batch::batch, failure::Failure, row};
 use crate::{
     session::{Holder, SessionKey},
     store::Page,

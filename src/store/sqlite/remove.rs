@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 
-use super::{batch, failure::Failure};
+use super::{batch::batch, failure::Failure};
 use crate::store::{Release, ReleaseOutcome, SWEEP_AFTER};
 
 pub(super) const RELEASE: &str = include_str!("release.sql");

@@ -5,7 +5,11 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
-use super::{batch, failure::Failure, millis, row};
+use super::{
+    batch::{batch, millis},
+    failure::Failure,
+    row,
+};
 use crate::store::{Renew, RenewOutcome, Renewed, untold};
 
 pub(super) const EXTEND: &str = include_str!("renew.sql");

@@ -15,7 +15,7 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Opened {
     path: PathBuf,
-    file: Option<Identity>,
+    file: Option<FileIdentity>,
     log: Aside,
     memory: Aside,
 }
@@ -38,7 +38,7 @@ pub(super) enum Standing {
 #[derive(Debug)]
 struct Aside {
     path: PathBuf,
-    seen: OnceLock<Option<Identity>>,
+    seen: OnceLock<Option<FileIdentity>>,
 }
 
 impl Opened {
@@ -61,7 +61,7 @@ impl Opened {
         Ok(opened)
     }
 
-    pub(super) fn file(&self) -> Option<Identity> {
+    pub(super) fn file(&self) -> Option<FileIdentity> {
         self.file
     }
 
@@ -98,18 +98,18 @@ impl Aside {
 
 /// A file itself, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct FileIdentity {
     device: u64,
     inode: u64,
 }
 
 /// Which file a path leads to; `None` where the platform cannot say.
-pub(super) fn identity(path: &Path) -> io::Result<Option<Identity>> {
+pub(super) fn identity(path: &Path) -> io::Result<Option<FileIdentity>> {
     let found = std::fs::metadata(path)?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt as _;
-        Ok(Some(Identity { device: found.dev(), inode: found.ino() }))
+        Ok(Some(FileIdentity { device: found.dev(), inode: found.ino() }))
     }
     #[cfg(not(unix))]
     {

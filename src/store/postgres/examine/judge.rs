@@ -11,10 +11,11 @@ use crate::{
     store::{
         StoreError,
         postgres::{
-            believe::Doubt,
             connect,
+            doubt::Doubt,
             target::{Server, Target},
         },
+        schema::Applied,
     },
 };
 
@@ -73,7 +74,7 @@ pub(super) fn clocks_apart(standby: &Visit<'_>, ours: Clocks, theirs: Clocks) ->
     })
 }
 
-pub(super) fn schema((version, compatible_from): (i32, i32)) -> Finding {
+pub(super) fn schema(Applied { version, compatible_from }: Applied) -> Finding {
     Finding::fine(
         "schema",
         format!("version {version}, for releases from schema version {compatible_from} on"),

@@ -11,9 +11,9 @@ use crate::{
     store::{
         StoreError,
         sqlite::{
-            accept_writes,
+            connection::{accept_writes, options},
             file::{Access, DatabaseFile},
-            options, schema,
+            schema,
         },
     },
 };

@@ -4,12 +4,7 @@
 //! nothing for a while; a view, or a policy of row-level security, may hide the row of a session that is held, and then
 //! it would look idle.
 
-use std::time::Duration;
-
-use sqlx::postgres::PgRow;
-
-use super::statement::Session;
-use crate::{store::StoreError, watch::Standby};
+use crate::store::StoreError;
 
 /// What a statement that begins with `server.sql` says of its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,30 +77,3 @@ const NO_TABLE: &str = "session_lease is not a table but a view or the like, whi
 /// Any policy counts: what it would hide is not known before it is too late.
 pub(super) const ROW_SECURITY: &str = "row-level security may hide sessions that are held from this role; ALTER ROLE … \
     BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY for the tables session_lease and migration";
-
-/// What makes an answer less than the truth of now; `None` when it is the truth.
-pub(super) fn doubt(session: &Session, row: &PgRow) -> Result<Option<Doubt>, StoreError> {
-    Ok(session.read::<Option<&str>>(row, "doubt")?.map(Doubt::of))
-}
-
-/// For whoever writes: nothing but the authority will do, and it must take writes.
-pub(super) fn to_write(session: &Session, row: &PgRow) -> Result<(), StoreError> {
-    match doubt(session, row)? {
-        Some(doubt) => Err(doubt.error(session.location())),
-        None => Ok(()),
-    }
-}
-
-/// For whoever only looks: `Some` when this is not the authority.
-pub(super) fn to_look(session: &Session, row: &PgRow) -> Result<Option<Standby>, StoreError> {
-    match doubt(session, row)? {
-        None | Some(Doubt::ReadOnlyRole) => Ok(None),
-        Some(doubt) if doubt.hides_rows() => Err(doubt.error(session.location())),
-        Some(_) => {
-            let behind = session.read::<Option<i64>>(row, "behind")?;
-            // A clock behind the primary's makes it negative.
-            let behind = behind.map(|micros| Duration::from_micros(micros.try_into().unwrap_or(0)));
-            Ok(Some(Standby { server: session.location().to_owned(), behind }))
-        }
-    }
-}

@@ -8,13 +8,13 @@ use tokio::{task::spawn_blocking, time::timeout};
 use super::{
     fault,
     login::{Login, LoginRequest, LoginSource},
-    password::Found,
+    password::FoundPassword,
     target::Server,
 };
 use crate::store::{Bounds, StoreError};
 
 /// A log-in that may be tried now.
-pub(super) struct Entry<'a> {
+pub(super) struct LoginAttempt<'a> {
     server: &'a Server,
     pub(super) options: PgConnectOptions,
     /// What is not to be repeated if it is refused. `None` where each log-in has another password.
@@ -32,9 +32,9 @@ impl Server {
     ///
     /// # Errors
     /// As before, while the pause after a refusal lasts; no certificate; no answer of the program that was asked.
-    pub(super) async fn log_in(&self, bounds: Option<Bounds>) -> Result<Entry<'_>, StoreError> {
+    pub(super) async fn log_in(&self, bounds: Option<Bounds>) -> Result<LoginAttempt<'_>, StoreError> {
         let longest_pause = bounds.map_or(LONGEST_PAUSE, |bounds| bounds.statement.min(LONGEST_PAUSE));
-        let Found { password, remark } = self.read_files().await?;
+        let FoundPassword { password, remark } = self.read_files().await?;
         let found = password.map(Login::with_password);
         let (login, repeated) = match &self.login {
             Some(source) => (Some(self.ask(source, longest_pause).await?), None),
@@ -48,7 +48,7 @@ impl Server {
             options =
                 options.password(&login.password).username(login.user.as_ref().unwrap_or(&self.account.user));
         }
-        Ok(Entry { server: self, options, login: repeated, remark, longest_pause })
+        Ok(LoginAttempt { server: self, options, login: repeated, remark, longest_pause })
     }
 
     async fn ask(&self, source: &LoginSource, longest_pause: Duration) -> Result<Login, StoreError> {
@@ -65,7 +65,7 @@ impl Server {
     }
 
     /// Not on this thread, on which renewals may wait: a home directory may be on the network.
-    async fn read_files(&self) -> Result<Found, StoreError> {
+    async fn read_files(&self) -> Result<FoundPassword, StoreError> {
         if let Some(found) = self.passwords.without_files().filter(|_| !self.tls.has_files()) {
             return Ok(found);
         }
@@ -73,13 +73,13 @@ impl Server {
         let is_asked = self.login.is_some();
         let reading = spawn_blocking(move || {
             tls.check_files()?;
-            Ok(if is_asked { Found::default() } else { passwords.look_up(&account) })
+            Ok(if is_asked { FoundPassword::default() } else { passwords.look_up(&account) })
         });
         reading.await.unwrap_or_else(|_| Err(StoreError::panicked(&self.location)))
     }
 }
 
-impl Entry<'_> {
+impl LoginAttempt<'_> {
     /// Waits for the connection, no longer than the URL says, and notes whether it was refused.
     pub(super) async fn complete<T>(
         self,

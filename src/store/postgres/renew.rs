@@ -1,0 +1,84 @@
+//! Renew: one statement, and what follows where the database does not take a new phase.
+
+use super::{
+    connection::Connection,
+    fault, row,
+    statement::{Statement, Value, millis},
+    wording::Worded as _,
+};
+use crate::{
+    session::Phase,
+    store::{Renew, RenewOutcome, StoreError, untold},
+};
+
+pub(super) const RENEW: &str = include_str!("renew.sql");
+
+pub(super) async fn renew(
+    connection: &mut Connection,
+    items: &[Renew],
+) -> Result<Vec<RenewOutcome>, StoreError> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let renewed = extend(connection, items).await;
+    match (&renewed, untold(items)) {
+        (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), Some(untold)) => {
+            // The leases first (invariant I12). Whose phase was to blame shows then, and it costs no other's.
+            let renewed = extend(connection, &untold).await?;
+            tell(connection, items)
+                .await
+                .map_err(|error| fault::after_a_change(error, connection.location()))?;
+            Ok(renewed)
+        }
+        _ => renewed,
+    }
+}
+
+/// Renews those again that have a phase to tell, as far as the database takes it.
+async fn tell(connection: &mut Connection, items: &[Renew]) -> Result<(), StoreError> {
+    let told: Vec<_> = items.iter().filter(|item| item.phase.is_some()).cloned().collect();
+    let mut open = vec![&told[..]];
+    while let Some(items) = open.pop() {
+        let mut renewed = extend(connection, items).await;
+        if let (Err(StoreError::Unstorable { .. }), [item]) = (&renewed, items) {
+            renewed = extend(connection, &[item.in_ascii()]).await;
+        }
+        match (renewed, items) {
+            (Err(StoreError::Unstorable { detail, .. } | StoreError::Rejected { detail, .. }), [item]) => {
+                let (database, session) = (connection.location(), item.key.to_string());
+                tracing::warn!(database, session, detail, "a new phase was rejected and is not shown");
+            }
+            (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), _) => {
+                let (first, second) = items.split_at(items.len() / 2);
+                open.extend([first, second]);
+            }
+            (renewed, _) => drop(renewed?),
+        }
+    }
+    Ok(())
+}
+
+async fn extend(connection: &mut Connection, items: &[Renew]) -> Result<Vec<RenewOutcome>, StoreError> {
+    let statement = Statement::new(
+        RENEW,
+        vec![
+            Value::Texts(items.iter().map(|item| item.key.account()).collect()),
+            Value::Texts(items.iter().map(|item| item.key.session()).collect()),
+            Value::Uuids(items.iter().map(|item| item.run_id.as_uuid()).collect()),
+            Value::Numbers(items.iter().map(|item| millis(item.ttl)).collect()),
+            Value::Numbers(items.iter().map(|item| millis(item.safety_margin)).collect()),
+            Value::Texts(items.iter().map(|item| item.stage.as_str()).collect()),
+            Value::TextsOrNull(items.iter().map(|item| item.phase.as_ref().map(Phase::as_str)).collect()),
+        ],
+    );
+    let rows = connection.fetch(&statement).await?;
+    row::answers(connection, &rows, items.len(), |row, verdict| {
+        Ok(match verdict {
+            "renewed" => RenewOutcome::Renewed(row::renewed(connection, row)?),
+            "expired" => RenewOutcome::Expired { clock_micros: row::clock(connection, row)? },
+            "gone" => RenewOutcome::Gone { clock_micros: row::clock(connection, row)? },
+            "superseded" => RenewOutcome::Superseded { clock_micros: row::clock(connection, row)? },
+            _ => RenewOutcome::Locked,
+        })
+    })
+}

@@ -1,0 +1,180 @@
+//! Applying a schema, and judging the one that is there: what is the same for every backend.
+//!
+//! This runner is our own. That of sqlx keeps its record in the host application's `_sqlx_migrations`, and does not
+//! know about compatibility. Here, each step names the oldest schema version whose releases still work after it. So a
+//! schema may be newer than the release that meets it, and a fleet can be upgraded one process at a time.
+
+use super::{Migrated, StoreError};
+
+/// All steps of one backend's schema, and how that backend writes down that a step was applied.
+pub(crate) struct Schema {
+    /// In order, the first one for an empty database.
+    pub(crate) steps: &'static [Step],
+    /// The statement that records a step.
+    pub(crate) record: fn(&Step) -> String,
+}
+
+/// A step from the version before.
+pub(crate) struct Step {
+    pub(crate) version: u32,
+    /// The oldest schema version whose releases still work after this step.
+    pub(crate) compatible_from: u32,
+    pub(crate) sql: &'static str,
+}
+
+/// The newest version that a database records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Applied {
+    pub(crate) version: u32,
+    /// As in its [`Step`], which this release may not know.
+    pub(crate) compatible_from: u32,
+}
+
+/// Why this release cannot work with a schema.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// There is none, or an older one; says which.
+    Missing(String),
+    TooNew {
+        found: Applied,
+        known: u32,
+    },
+}
+
+impl Unfit {
+    pub(crate) fn at(self, location: &str) -> StoreError {
+        let location = location.to_owned();
+        match self {
+            Self::Missing(detail) => StoreError::SchemaMissing { location, detail },
+            Self::TooNew { found: Applied { version: found, compatible_from }, known } => {
+                StoreError::SchemaTooNew { location, found, compatible_from, known }
+            }
+        }
+    }
+}
+
+impl Schema {
+    /// Whether this release can work with what a database records.
+    pub(crate) fn check(&self, newest: Option<Applied>) -> Result<Applied, Unfit> {
+        let known = self.known();
+        match newest {
+            None => Err(Unfit::Missing("no version was applied".to_owned())),
+            Some(Applied { version, .. }) if version < known => {
+                Err(Unfit::Missing(format!("it is at version {version}, this release needs {known}")))
+            }
+            Some(found) if found.compatible_from > known => Err(Unfit::TooNew { found, known }),
+            Some(found) => Ok(found),
+        }
+    }
+
+    /// The version that this release brings a database to.
+    fn known(&self) -> u32 {
+        self.steps.last().map_or(0, |step| step.version)
+    }
+
+    /// `Some` when there is nothing to do.
+    fn done(&self, newest: Option<Applied>) -> Result<Option<Migrated>, Unfit> {
+        match self.check(newest) {
+            Ok(Applied { version, .. }) => Ok(Some(Migrated::new(version, version))),
+            Err(Unfit::Missing(_)) => Ok(None),
+            Err(too_new) => Err(too_new),
+        }
+    }
+
+    /// What sets up an empty database, to be run by hand in the transaction that the caller writes around it.
+    pub(crate) fn script(&self) -> String {
+        self.steps.iter().map(|step| format!("\n{}\n{};\n", step.sql, (self.record)(step))).collect()
+    }
+}
+
+/// A connection whose database gets a schema.
+pub(crate) trait SchemaConnection: Send {
+    type Error: From<Unfit> + Send;
+
+    const SCHEMA: Schema;
+
+    /// What the database records; `None` if it has no record.
+    fn newest(&mut self) -> impl Future<Output = Result<Option<Applied>, Self::Error>> + Send;
+
+    /// Begins a transaction, and waits until no other migration is under way.
+    fn begin(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Makes room for the record, where there is none.
+    fn bootstrap(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    fn execute(&mut self, sql: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
+}
+
+/// Brings a schema up to this release, once, however many processes try at the same time.
+///
+/// # Cancel safety
+/// The connection must be dropped with the future: it may be inside the transaction.
+pub(crate) async fn migrate<C: SchemaConnection>(connection: &mut C) -> Result<Migrated, C::Error> {
+    // Most of the time there is nothing to do. Finding that out takes no lock, and no right to create anything.
+    let found = connection.newest().await?;
+    if let Some(done) = C::SCHEMA.done(found)? {
+        return Ok(done);
+    }
+    let migrated = apply(connection).await;
+    if migrated.is_err() {
+        // Whatever has failed, the transaction must not stay open. If this fails too, the connection is of no use.
+        let _ = connection.execute("ROLLBACK").await;
+    }
+    migrated
+}
+
+async fn apply<C: SchemaConnection>(connection: &mut C) -> Result<Migrated, C::Error> {
+    connection.begin().await?;
+    // Somebody else may have been faster. What it committed is visible from behind the lock.
+    let found = connection.newest().await?;
+    if let Some(done) = C::SCHEMA.done(found)? {
+        connection.execute("ROLLBACK").await?;
+        return Ok(done);
+    }
+    let from = found.map_or(0, |found| found.version);
+    connection.bootstrap().await?;
+    for step in C::SCHEMA.steps.iter().filter(|step| step.version > from) {
+        connection.execute(step.sql).await?;
+        connection.execute(&(C::SCHEMA.record)(step)).await?;
+    }
+    connection.execute("COMMIT").await?;
+    Ok(Migrated::new(from, C::SCHEMA.known()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schemas() -> Vec<Schema> {
+        vec![
+            #[cfg(feature = "postgres")]
+            super::super::postgres::SCHEMA,
+            #[cfg(feature = "sqlite")]
+            super::super::sqlite::SCHEMA,
+        ]
+    }
+
+    #[test]
+    fn every_migration_is_the_next_and_names_a_version_it_can_be_compatible_with() {
+        for schema in schemas() {
+            for (n, step) in schema.steps.iter().enumerate() {
+                assert_eq!(step.version as usize, n + 1);
+                assert!((1..=step.version).contains(&step.compatible_from));
+            }
+            assert_eq!(schema.steps.len(), schema.known() as usize);
+        }
+    }
+
+    #[test]
+    fn a_newer_schema_is_accepted_as_long_as_it_says_so() {
+        for schema in schemas() {
+            let known = schema.known();
+            let check = |version, compatible_from| schema.check(Some(Applied { version, compatible_from }));
+            assert!(check(known, 1).is_ok());
+            assert!(check(known + 5, known).is_ok());
+            assert!(matches!(check(known + 5, known + 1), Err(Unfit::TooNew { .. })));
+            assert!(matches!(check(0, 0), Err(Unfit::Missing(_))));
+            assert!(matches!(schema.check(None), Err(Unfit::Missing(_))));
+        }
+    }
+}
