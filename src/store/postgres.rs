@@ -84,6 +84,7 @@ mod service;
 mod settings;
 mod statement;
 mod stop;
+mod swallow;
 mod target;
 mod tls;
 mod turn;

@@ -40,6 +40,7 @@ mod row;
 mod schema;
 mod standing;
 mod stop;
+mod swallow;
 mod url;
 
 #[cfg(test)]

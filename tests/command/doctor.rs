@@ -76,6 +76,8 @@ struct Seen {
     /// Of each server that the URL names, in that order of the answer.
     #[cfg(feature = "postgres")]
     servers: Vec<Value>,
+    /// How many of the findings are failures.
+    failures: usize,
 }
 
 impl Seen {
@@ -96,6 +98,7 @@ impl Seen {
                 .iter()
                 .map(|finding| (finding["check"].as_str().unwrap_or_default().to_owned(), finding.clone()))
                 .collect(),
+            failures: findings.iter().filter(|finding| finding["verdict"] == "fail").count(),
             #[cfg(feature = "postgres")]
             servers: findings.iter().filter(|finding| finding["check"] == "server").cloned().collect(),
         }
@@ -146,6 +149,27 @@ mod on_a_server {
     }
 
     #[tokio::test]
+    async fn a_trigger_that_swallows_rows_is_found_by_a_trial() {
+        let backend = database_set(&[]).await;
+        let (scene, url) = (Scene::new(), backend.url());
+        for verb in ["INSERT", "UPDATE", "DELETE"] {
+            backend
+                .execute(&format!(
+                    "CREATE FUNCTION public.swallow() RETURNS trigger LANGUAGE plpgsql AS \
+                     $$ BEGIN RETURN NULL; END $$; \
+                     CREATE TRIGGER greedy BEFORE {verb} ON tenure.session_lease \
+                     FOR EACH ROW EXECUTE FUNCTION public.swallow()"
+                ))
+                .await;
+            let seen = Seen::of(&scene, &url);
+            assert_ne!(seen.code, 0, "{verb}");
+            seen.assert("trial", "fail", "greedy");
+            backend.execute("DROP FUNCTION public.swallow() CASCADE").await;
+        }
+        Seen::of(&scene, &url).assert("trial", "ok", "taken back");
+    }
+
+    #[tokio::test]
     async fn want_of_connections_is_a_warning_that_names_whose_limit_it_is() {
         let server = Server::start();
         let backend = PostgresBackend::start(&server, "").await;
@@ -181,6 +205,7 @@ mod on_a_server {
         let seen = Seen::of(&scene, &read_only.url());
         assert_eq!((seen.code, seen.verdict.as_str()), (69, "fail"));
         seen.assert("server", "fail", "read-only");
+        assert_eq!(seen.failures, 1, "{:?}", seen.findings);
         assert!(seen.findings.contains_key("round_trip"));
         assert!(!seen.findings.contains_key("commit"));
 
@@ -195,6 +220,7 @@ mod on_a_server {
         let seen = Seen::of(&scene, &backend.database().url_as("patient", "s3cret"));
         assert_eq!((seen.code, seen.verdict.as_str()), (69, "fail"));
         seen.assert("schema", "fail", "GRANT USAGE ON SCHEMA tenure");
+        assert_eq!(seen.failures, 1, "{:?}", seen.findings);
         backend
             .execute(
                 "GRANT USAGE ON SCHEMA tenure TO patient; GRANT SELECT ON tenure.migration TO patient; \
@@ -203,6 +229,7 @@ mod on_a_server {
             .await;
         let seen = Seen::of(&scene, &backend.database().url_as("patient", "s3cret"));
         seen.assert("rights", "fail", "GRANT SELECT, INSERT, UPDATE, DELETE");
+        assert_eq!(seen.failures, 1, "{:?}", seen.findings);
         // As after ALTER DEFAULT PRIVILEGES.
         backend
             .execute(
@@ -332,6 +359,40 @@ mod on_a_file {
         assert_eq!((seen.code, seen.verdict.as_str()), (0, "warn"));
         seen.assert("permissions", "warn", "chmod o-w");
         seen.assert("journal_mode", "warn", "journal_mode = WAL");
+    }
+
+    #[tokio::test]
+    async fn a_trigger_that_swallows_rows_is_found_by_a_trial() {
+        let (scene, backend) = (Scene::new(), SqliteBackend::start().await);
+        for verb in ["INSERT", "UPDATE", "DELETE"] {
+            backend
+                .execute(&format!(
+                    "CREATE TRIGGER greedy BEFORE {verb} ON tenure_session_lease BEGIN SELECT RAISE(IGNORE); END"
+                ))
+                .await;
+            let seen = Seen::of(&scene, &backend.url());
+            assert_ne!(seen.code, 0, "{verb}");
+            seen.assert("trial", "fail", "greedy");
+            backend.execute("DROP TRIGGER greedy").await;
+        }
+        Seen::of(&scene, &backend.url()).assert("trial", "ok", "taken back");
+    }
+
+    /// One cause is one finding, however many questions meet it.
+    #[tokio::test]
+    async fn a_user_who_may_only_read_is_told_so_once() {
+        let (scene, backend) = (Scene::new(), SqliteBackend::start().await);
+        let path = backend.url().trim_start_matches("sqlite://").to_owned();
+        let directory = std::path::Path::new(&path).parent().unwrap().to_owned();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o555)).unwrap();
+        let url = backend.url();
+        let args = ["--database", url.as_str(), "--json", "doctor", "--for", "50ms"];
+        let (command, _program) = crate::scene::unprivileged(&scene, &args);
+        let done = crate::scene::Running::start(command).finish();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+        let seen = Seen::in_answer(&done);
+        assert_eq!(seen.failures, 1, "{:?}", seen.findings);
     }
 
     #[test]

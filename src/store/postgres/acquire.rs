@@ -8,6 +8,7 @@ use super::{
     read::read_rows,
     row,
     statement::{Statement, Value, millis},
+    swallow,
     wording::Worded as _,
 };
 use crate::{
@@ -25,7 +26,7 @@ enum AcquireVerdict {
     Final(AcquireOutcome),
     /// The row is this run's, but its fence may have been issued again since (see `fence_again` in the migration).
     Unsettled,
-    /// Another run was faster, and this statement's snapshot is too old to show it.
+    /// Another run was faster, and this statement's snapshot is too old to show it. Or a trigger swallows the row.
     LostRace,
     /// The lease of this holder has expired, and its row is locked: for a moment by a statement, or by a pin.
     LockedExpired(Box<Holder>),
@@ -50,6 +51,9 @@ pub(super) async fn acquire(
     }
     for (item, holder) in pinned(connection, items, locked).await? {
         outcomes[item] = Some(AcquireOutcome::Busy(holder));
+    }
+    if let [None] = outcomes[..] {
+        swallow::refuse_if_possible(connection).await?;
     }
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or(AcquireOutcome::Locked)).collect())
 }
@@ -148,6 +152,7 @@ async fn grant_or_refuse(
                 }
                 holder => AcquireVerdict::LockedExpired(Box::new(holder)),
             },
+            "unwritten" => AcquireVerdict::LostRace,
             _ => AcquireVerdict::Unsettled,
         };
         answers[item] = answer;

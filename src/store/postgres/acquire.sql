@@ -1,6 +1,6 @@
 -- $1 accounts, $2 sessions, $3 runs, $4 nodes, $5 holders, $6 phases, $7 ttls in milliseconds.
--- One row per item that was granted or refused; an item without a row lost a race that this statement's snapshot
--- cannot see.
+-- One row per item that was granted or refused. An item without a row lost a race that this statement's snapshot cannot
+-- see, or a trigger has swallowed the row.
 WITH input AS (
     SELECT
         account_id COLLATE "C" AS account_id,
@@ -80,7 +80,11 @@ answer AS (
     LEFT JOIN locked k USING (item)
     UNION ALL
     SELECT
-        CASE WHEN expires_at > read_at AND run_id <> asking THEN 'busy' ELSE 'locked' END AS verdict,
+        CASE
+            WHEN expires_at > read_at AND run_id <> asking THEN 'busy'
+            WHEN item IN (SELECT item FROM locked) THEN 'unwritten'
+            ELSE 'locked'
+        END AS verdict,
         item, run_id, fence, node, holder, stage, phase, acquired_at, expires_at, stop_requested_at, stop_by,
         stop_reason, read_at
     FROM seen

@@ -23,6 +23,7 @@ use crate::{
 
 mod judge;
 mod room;
+mod trial;
 
 /// All findings about the server that leases would be asked of, and what the others are.
 pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>, StoreError> {
@@ -44,7 +45,7 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
         return Err(connect::nobody(target, &refusals));
     }
     let mut visit = visits.swap_remove(chosen);
-    let has_schema = examine_schema(&mut visit, &mut findings).await;
+    let rights = examine_schema(&mut visit, &mut findings).await;
     let clocks = measure(&mut visit, plan, &mut findings).await;
     for other in &mut visits {
         let theirs = watch_clocks(other, ENOUGH_FOR_AN_OFFSET).await.ok();
@@ -58,9 +59,12 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
     findings.extend(or_failure("connections", connections.map(|finding| vec![finding])));
     let pooler = examine_pooler(&mut visit).await;
     findings.extend(or_failure("pooler", pooler.map(|finding| vec![finding])));
-    if has_schema {
+    if rights.to_look {
         let table = examine_table(&mut visit).await;
         findings.extend(or_failure("table", table));
+    }
+    if rights.suffice && visit.doubt.is_none() {
+        findings.push(trial::of_the_table(&mut visit).await);
     }
     visit.end().await;
     Ok(findings)
@@ -71,15 +75,23 @@ fn or_failure(check: &'static str, found: Result<Vec<Finding>, StoreError>) -> V
     found.unwrap_or_else(|error| vec![Finding::failure(check, error)])
 }
 
+/// What a role may do with the schema; nothing where there is none.
+#[derive(Default)]
+struct Rights {
+    to_look: bool,
+    /// All that leases need.
+    suffice: bool,
+}
+
 /// Whether there is one, and the rights that its use needs.
-async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> bool {
+async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> Rights {
     const DOUBT: &str = concat!(include_str!("server.sql"), "SELECT doubt FROM server");
     // Where there is no schema, or none that may be used, the next question tells.
     let doubt = visit.row(DOUBT).await.ok();
     let doubt = doubt.and_then(|row| visit.read::<Option<&str>>(&row, "doubt").ok().flatten().map(Doubt::of));
     if let Some(doubt) = doubt.filter(|doubt| doubt.hides_rows()) {
         findings.push(Finding::failure("visibility", doubt.error(visit.location())));
-        return false;
+        return Rights::default();
     }
     let newest = visit.newest_schema().await;
     if let Err(error) = newest.and_then(|newest| {
@@ -88,7 +100,7 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> b
         Ok(())
     }) {
         findings.push(Finding::failure("schema", error));
-        return false;
+        return Rights::default();
     }
     let sufficient = visit.row(include_str!("examine/rights.sql")).await;
     let found = sufficient
@@ -111,7 +123,7 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> b
     if may_look {
         findings.push(Finding::fine("visibility", "no lease is hidden from this role"));
     }
-    may_look
+    Rights { to_look: may_look, suffice: is_sufficient }
 }
 
 /// How long a round trip and a commit take, and how the clocks go.
@@ -305,6 +317,18 @@ impl<'a> Visit<'a> {
             self.connection = Some(connection);
         }
         answer
+    }
+
+    /// How many rows the statements of one message have written. After an error the connection is given up: it may be
+    /// inside a transaction.
+    async fn affected(&mut self, sql: &'static str) -> Result<u64, StoreError> {
+        let sql = self.server.naming.sql(sql);
+        let mut connection = self.take_connection().await?;
+        let answer = timeout(self.patience, connection.execute(sqlx::raw_sql(sql))).await;
+        let answer = answer.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
+        let done = answer.map_err(|error| fault::on_use(error, self.location(), &self.server.naming))?;
+        self.connection = Some(connection);
+        Ok(done.rows_affected())
     }
 
     fn read<'r, T>(&self, row: &'r PgRow, column: &'static str) -> Result<T, StoreError>

@@ -27,9 +27,11 @@ SELECT
     item,
     CASE
         WHEN r.item IS NOT NULL THEN 'released'
+        WHEN k.item IS NOT NULL THEN 'unwritten'
         WHEN s.item IS NOT NULL THEN 'locked'
         ELSE 'not found'
     END AS verdict
 FROM input
 LEFT JOIN seen s USING (item)
+LEFT JOIN locked k USING (item)
 LEFT JOIN released r USING (item)

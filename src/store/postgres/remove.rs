@@ -4,6 +4,7 @@ use super::{
     connection::Connection,
     row,
     statement::{Statement, Value, millis},
+    swallow,
 };
 use crate::store::{Release, ReleaseOutcome, SWEEP_AFTER, StoreError};
 
@@ -29,6 +30,7 @@ pub(super) async fn release(
         Err(StoreError::Unstorable { .. }) if items.len() == 1 => return Ok(vec![ReleaseOutcome::NotFound]),
         answered => answered?,
     };
+    swallow::check(connection, &rows).await?;
     row::answers(connection, &rows, items.len(), |_, verdict| {
         Ok(match verdict {
             "released" => ReleaseOutcome::Released,

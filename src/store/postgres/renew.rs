@@ -4,6 +4,7 @@ use super::{
     connection::Connection,
     fault, row,
     statement::{Statement, Value, millis},
+    swallow,
     wording::Worded as _,
 };
 use crate::{
@@ -72,6 +73,7 @@ async fn extend(connection: &mut Connection, items: &[Renew]) -> Result<Vec<Rene
         ],
     );
     let rows = connection.fetch(&statement).await?;
+    swallow::check(connection, &rows).await?;
     row::answers(connection, &rows, items.len(), |row, verdict| {
         Ok(match verdict {
             "renewed" => RenewOutcome::Renewed(row::renewed(connection, row)?),

@@ -19,7 +19,7 @@ seen AS MATERIALIZED (
 -- The weakest lock that an update takes: it goes past a pin (FOR KEY SHARE). No key column may be set below, or
 -- it would not. A row of another run is not even locked.
 locked AS MATERIALIZED (
-    SELECT i.item, l.account_id, l.session_id
+    SELECT i.item, l.account_id, l.session_id, l.expires_at
     FROM input i
     JOIN tenure.session_lease l USING (account_id, session_id, run_id)
     ORDER BY l.account_id, l.session_id
@@ -47,6 +47,7 @@ SELECT
     item,
     CASE
         WHEN r.item IS NOT NULL THEN 'renewed'
+        WHEN t.expires_at - margin > t.at THEN 'unwritten'
         WHEN t.item IS NOT NULL THEN 'expired'
         WHEN s.own IS NULL THEN 'gone'
         WHEN s.own THEN 'locked'

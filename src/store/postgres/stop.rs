@@ -7,6 +7,7 @@ use super::{
     connection::Connection,
     row,
     statement::{Statement, Value},
+    swallow,
     wording::Worded as _,
 };
 use crate::{
@@ -24,6 +25,7 @@ pub(super) async fn request(connection: &mut Connection, item: &StopRun) -> Resu
         Err(StoreError::Unstorable { .. }) => return Ok(StopOutcome::Idle),
         answered => answered?,
     };
+    swallow::check(connection, &rows).await?;
     let Some(row) = rows.first() else { return Ok(StopOutcome::Idle) };
     let asked = |first| Ok(StopOutcome::Asked { holder: Box::new(row::holder(connection, row)?), first });
     match connection.read::<&str>(row, "verdict")? {

@@ -40,6 +40,7 @@ answer AS MATERIALIZED (
         CASE
             WHEN t.run_id IS NULL THEN 'locked'
             WHEN t.expires_at <= t.at THEN 'expired'
+            WHEN a.run_id IS NULL AND t.stop_requested_at IS NULL THEN 'unwritten'
             WHEN a.run_id IS NULL THEN 'asked before'
             ELSE 'asked'
         END AS verdict,

@@ -8,7 +8,7 @@ use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 use super::{
     batch::{batch, millis},
     failure::Failure,
-    row,
+    row, swallow,
 };
 use crate::store::{Acquire, AcquireOutcome, Grant};
 
@@ -37,6 +37,10 @@ pub(super) async fn acquire(
             Err(failure) => return Err(failure.after_a_write()),
             Ok(()) => {}
         }
+    }
+    // Of several, each is asked for alone by whoever asks: then this tells which.
+    if let [AcquireOutcome::Locked] = outcomes[..] {
+        swallow::refuse_if_possible(sqlite).await?;
     }
     Ok(outcomes)
 }

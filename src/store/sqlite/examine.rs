@@ -2,14 +2,14 @@
 
 use std::{path::Path, time::Duration};
 
-use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, SqliteConnection};
 use tokio::time::{Instant, sleep};
 
 use super::{
     connection::{accept_writes, options},
     failure::Failure,
     file::{Access, DatabaseFile},
-    schema,
+    schema, swallow,
 };
 use crate::{
     clock::{Clock as _, SystemClock},
@@ -49,34 +49,56 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
             return findings;
         }
     };
-    let may_write = file.access() != Access::ReadOnly;
-    let has_schema = examine_schema(&mut sqlite, file, &mut findings).await;
-    let mode = journal_mode(&mut sqlite, file.path()).await;
+    match examine_schema(&mut sqlite, file).await {
+        Ok((schema, has_schema)) => {
+            findings.push(schema);
+            findings.extend(examine_use(&mut sqlite, file, plan, has_schema).await);
+        }
+        // Whatever else is asked would meet the same, and one cause is one finding.
+        Err(failure) => findings.push(failed("schema", failure)),
+    }
+    // Nothing was left to be written.
+    let _ = sqlite.close().await;
+    findings
+}
+
+/// What a run would meet in a file that can be read.
+async fn examine_use(
+    sqlite: &mut SqliteConnection,
+    file: &DatabaseFile,
+    plan: Plan,
+    has_schema: bool,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let failed = |check, failure: Failure| Finding::failure(check, failure.in_file(file));
+    let mode = journal_mode(sqlite, file.path()).await;
     findings.push(mode.unwrap_or_else(|failure| failed("journal_mode", failure)));
     if !has_schema && file.access() == Access::Create {
-        findings.extend(examine_room_for_schema(&mut sqlite, file, plan).await);
+        findings.extend(examine_room_for_schema(sqlite, file, plan).await);
     }
-    if has_schema && may_write {
-        match accept_writes(&mut sqlite).await {
-            Ok(()) => {
-                let commits = measure_commits(&mut sqlite).await;
-                findings.push(commits.unwrap_or_else(|failure| failed("commit", failure)));
-            }
-            Err(failure) => findings.push(failed("permissions", failure)),
-        }
-        let expired = long_expired(&mut sqlite).await;
+    if has_schema && file.access() != Access::ReadOnly {
+        findings.extend(examine_writes(sqlite, file).await);
+        let expired = long_expired(sqlite).await;
         findings.push(expired.unwrap_or_else(|failure| failed("sweep", failure)));
     }
-    let samples = watch_clock(&mut sqlite, plan.lasting).await.unwrap_or_else(|failure| {
+    let samples = watch_clock(sqlite, plan.lasting).await.unwrap_or_else(|failure| {
         findings.push(failed("clock", failure));
         Vec::new()
     });
     let taken = samples.iter().map(ClockSample::round_trip).collect();
     findings.extend(Latency::of(taken).map(|taken| taken.finding("round_trip", "the disk")));
     findings.extend(Clocks::of(&samples).map(|clocks| clocks.finding_of_this_machine()));
-    // Nothing was left to be written.
-    let _ = sqlite.close().await;
     findings
+}
+
+async fn examine_writes(sqlite: &mut SqliteConnection, file: &DatabaseFile) -> Vec<Finding> {
+    let failed = |check, failure: Failure| Finding::failure(check, failure.in_file(file));
+    if let Err(failure) = accept_writes(sqlite).await {
+        return vec![failed("permissions", failure)];
+    }
+    let commits = measure_commits(sqlite).await.unwrap_or_else(|failure| failed("commit", failure));
+    let trial = try_a_row(sqlite).await.unwrap_or_else(|failure| failed("trial", failure));
+    vec![commits, trial]
 }
 
 /// What the first run would meet.
@@ -108,26 +130,25 @@ async fn examine_room_for_schema(
     }
 }
 
+/// Whether there is one that this release can work with, as a finding and in a word.
+///
+/// # Errors
+/// The file cannot be read.
 async fn examine_schema(
     sqlite: &mut SqliteConnection,
     file: &DatabaseFile,
-    findings: &mut Vec<Finding>,
-) -> bool {
-    let finding = match schema::check(sqlite).await {
+) -> Result<(Finding, bool), Failure> {
+    Ok(match schema::check(sqlite).await {
         Ok(Applied { version, compatible_from }) => {
-            findings.push(Finding::fine(
-                "schema",
-                format!("version {version}, for releases from schema version {compatible_from} on"),
-            ));
-            return true;
+            let found = format!("version {version}, for releases from schema version {compatible_from} on");
+            (Finding::fine("schema", found), true)
         }
         Err(Failure::Unfit(Unfit::Missing(found))) if file.access() == Access::Create => {
-            Finding::fine("schema", format!("{found}: the first run applies it"))
+            (Finding::fine("schema", format!("{found}: the first run applies it")), false)
         }
-        Err(failure) => Finding::failure("schema", failure.in_file(file)),
-    };
-    findings.push(finding);
-    false
+        Err(failure @ Failure::Unfit(_)) => (Finding::failure("schema", failure.in_file(file)), false),
+        Err(failure) => return Err(failure),
+    })
 }
 
 async fn journal_mode(sqlite: &mut SqliteConnection, file: &Path) -> Result<Finding, Failure> {
@@ -183,6 +204,31 @@ async fn measure_commits(sqlite: &mut SqliteConnection) -> Result<Finding, Failu
     }
     let latency = Latency::of(taken).expect("there were some");
     Ok(latency.finding("commit", "the disk, and at other processes that write to this file"))
+}
+
+/// What a lease needs: a row is written, changed and removed, and none of it stays. Triggers may do anything to a row,
+/// and only a row shows what.
+async fn try_a_row(sqlite: &mut SqliteConnection) -> Result<Finding, Failure> {
+    const OWN: &str = "account_id = 'tenure doctor' AND session_id = 'trial'";
+    let statements = [
+        "INSERT INTO tenure_session_lease \
+         (account_id, session_id, run_id, fence, node, holder, phase, stage, acquired_at, expires_at) \
+         VALUES ('tenure doctor', 'trial', printf('%036d', 0), 1, printf('%036d', 0), 'tenure doctor', '', 'running', 0, 0)"
+            .to_owned(),
+        format!("UPDATE tenure_session_lease SET phase = 'trial' WHERE {OWN}"),
+        format!("DELETE FROM tenure_session_lease WHERE {OWN}"),
+    ];
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *sqlite).await?;
+    let mut written = Ok(0);
+    for statement in statements {
+        let done = sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *sqlite).await;
+        written = written.and_then(|written| Ok(written + done?.rows_affected()));
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut *sqlite).await?;
+    match written.map_err(Failure::Sql)? {
+        3 => Ok(Finding::fine("trial", "a row was written, changed, removed, and all of it taken back")),
+        _ => Err(Failure::Swallowed(swallow::suspects(sqlite).await?.unwrap_or_default())),
+    }
 }
 
 async fn long_expired(sqlite: &mut SqliteConnection) -> Result<Finding, Failure> {

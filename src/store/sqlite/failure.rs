@@ -15,6 +15,8 @@ pub(super) enum Failure {
     /// A later statement of the same call failed, after an earlier one had written.
     AfterAWrite(Box<Failure>),
     Unfit(Unfit),
+    /// A trigger swallows rows: these may be it.
+    Swallowed(String),
     /// What the file itself says, before SQLite is asked.
     Refused(StoreError),
 }
@@ -72,6 +74,13 @@ impl Failure {
                 StoreError::Unavailable { location, detail: failure.in_file(file).to_string() }
             }
             Self::Refused(error) => error,
+            Self::Swallowed(triggers) => StoreError::Rejected {
+                location,
+                detail: format!(
+                    "a row of tenure_session_lease was not written, and no error was raised: a trigger swallows it \
+                     (RAISE(IGNORE)); look at {triggers}, and change it or DROP TRIGGER it"
+                ),
+            },
             Self::Unfit(unfit) => unfit.at(&location),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 
-use super::{batch::batch, failure::Failure};
+use super::{batch::batch, failure::Failure, read, swallow};
 use crate::store::{Release, ReleaseOutcome, SWEEP_AFTER};
 
 pub(super) const RELEASE: &str = include_str!("release.sql");
@@ -19,18 +19,42 @@ pub(super) async fn release(
     if items.is_empty() {
         return Ok(Vec::new());
     }
-    let deleted = sqlx::query(RELEASE).bind(batch(items.iter().map(item))).fetch_all(sqlite).await?;
+    let deleted = sqlx::query(RELEASE).bind(batch(items.iter().map(item))).fetch_all(&mut *sqlite).await?;
     let deleted = deleted
         .iter()
         .map(|row| Ok((row.try_get("account_id")?, row.try_get("session_id")?)))
         .collect::<Result<HashSet<(&str, &str)>, Failure>>()?;
-    Ok(items
-        .iter()
-        .map(|Release { key, .. }| match deleted.contains(&(key.account(), key.session())) {
-            true => ReleaseOutcome::Released,
-            false => ReleaseOutcome::NotFound,
-        })
-        .collect())
+    let outcome = |Release { key, .. }: &Release| match deleted.contains(&(key.account(), key.session())) {
+        true => ReleaseOutcome::Released,
+        false => ReleaseOutcome::NotFound,
+    };
+    let mut outcomes: Vec<_> = items.iter().map(outcome).collect();
+    if deleted.len() < items.len()
+        && let Some(triggers) = swallow::suspects(sqlite).await?
+    {
+        find_undeleted(sqlite, items, &mut outcomes).await?;
+        // Of several, each is asked for alone by whoever asks: then this tells which.
+        if let [ReleaseOutcome::Locked] = outcomes[..] {
+            return Err(Failure::Swallowed(triggers));
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Rows that are there although they were to be deleted.
+async fn find_undeleted(
+    sqlite: &mut SqliteConnection,
+    items: &[Release],
+    outcomes: &mut [ReleaseOutcome],
+) -> Result<(), Failure> {
+    let keys: Vec<_> = items.iter().map(|item| item.key.clone()).collect();
+    let found = read::inspect(sqlite, &keys).await?;
+    for ((item, outcome), holder) in items.iter().zip(outcomes).zip(found) {
+        if holder.is_some_and(|holder| holder.run_id == item.run_id) {
+            *outcome = ReleaseOutcome::Locked;
+        }
+    }
+    Ok(())
 }
 
 pub(super) async fn sweep(sqlite: &mut SqliteConnection, limit: u32) -> Result<u64, Failure> {

@@ -8,7 +8,7 @@ use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 use super::{
     batch::{batch, millis},
     failure::Failure,
-    row,
+    row, swallow,
 };
 use crate::store::{Renew, RenewOutcome, Renewed, untold};
 
@@ -35,9 +35,13 @@ pub(super) async fn renew(
     }
     extended?;
     match explain(sqlite, items, &open, &mut outcomes).await {
-        Err(failure) if open.len() < items.len() => Err(failure.after_a_write()),
-        explained => explained.map(|()| outcomes),
+        Err(failure) if open.len() < items.len() => return Err(failure.after_a_write()),
+        explained => explained?,
     }
+    if let [RenewOutcome::Locked] = outcomes[..] {
+        swallow::refuse_if_possible(sqlite).await?;
+    }
+    Ok(outcomes)
 }
 
 async fn extend(
@@ -81,7 +85,8 @@ async fn explain(
             (None, _) => RenewOutcome::Gone { clock_micros },
             (Some(false), _) => RenewOutcome::Superseded { clock_micros },
             (Some(true), Some(true)) => {
-                // The run's own acquire arrived between the two statements, or the clock was stepped back.
+                // The run's own acquire arrived between the two statements, the clock was stepped back, or a trigger
+                // swallows the row.
                 RenewOutcome::Locked
             }
             (Some(true), _) => RenewOutcome::Expired { clock_micros },

@@ -2,7 +2,7 @@
 
 use sqlx::SqliteConnection;
 
-use super::{failure::Failure, read, row};
+use super::{failure::Failure, read, row, swallow};
 use crate::{
     session::{Reason, Requester},
     store::{StopOutcome, StopRun},
@@ -22,13 +22,19 @@ pub(super) async fn request(sqlite: &mut SqliteConnection, item: &StopRun) -> Re
     if let Some(written) = asked.first() {
         return Ok(StopOutcome::Asked { holder: Box::new(row::holder(written)?), first: true });
     }
-    let found = read::inspect(sqlite, std::slice::from_ref(&item.key)).await?.into_iter().flatten().next();
+    let found =
+        read::inspect(&mut *sqlite, std::slice::from_ref(&item.key)).await?.into_iter().flatten().next();
     let is_wanted = |run_id| item.run_id.is_none_or(|wanted| wanted == run_id);
     Ok(match found.filter(|holder| is_wanted(holder.run_id) && !holder.expires_in.is_zero()) {
         Some(holder) if holder.stop.is_some() => {
             StopOutcome::Asked { holder: Box::new(holder), first: false }
         }
-        // A run that nobody has asked was granted between the two statements: the request came before it.
-        _ => StopOutcome::Idle,
+        // A run that nobody has asked was granted between the two statements, and the request came before it. Or a
+        // trigger swallows the request.
+        Some(_) => {
+            swallow::refuse_if_possible(sqlite).await?;
+            StopOutcome::Idle
+        }
+        None => StopOutcome::Idle,
     })
 }

@@ -1,0 +1,26 @@
+//! Trying what a lease needs of its table. Triggers may do anything to a row, and only a row shows what.
+
+use super::Visit;
+use crate::{
+    diagnosis::Finding,
+    store::{StoreError, postgres::swallow},
+};
+
+pub(super) async fn of_the_table(visit: &mut Visit<'_>) -> Finding {
+    match is_written(visit).await {
+        Ok(true) => Finding::fine("trial", "a row was written, changed, removed, and all of it taken back"),
+        Ok(false) => Finding::failure("trial", swallowed(visit).await.unwrap_or_else(|error| error)),
+        Err(error) => Finding::failure("trial", error),
+    }
+}
+
+/// `false`: the server raised no error, and still one of the three rows was not written.
+async fn is_written(visit: &mut Visit<'_>) -> Result<bool, StoreError> {
+    Ok(visit.affected(include_str!("trial.sql")).await? == 3)
+}
+
+async fn swallowed(visit: &mut Visit<'_>) -> Result<StoreError, StoreError> {
+    let row = visit.row(swallow::TRIGGERS).await?;
+    let names = visit.read::<Option<&str>>(&row, "names")?.unwrap_or("its rules");
+    Ok(swallow::refusal(visit.location(), &visit.server.naming, names))
+}
