@@ -111,6 +111,8 @@ pub fn open(url: &str) -> Result<SharedStore, StoreError> {
         "postgres" | "postgresql" => Ok(Arc::new(PostgresStore::new(url)?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(SqliteStore::new(url)?)),
+        #[cfg(feature = "postgres")]
+        _ if postgres::is_conninfo(url) => Ok(Arc::new(PostgresStore::new(url)?)),
         _ => Err(StoreError::Url { detail: unknown_scheme(scheme) }),
     }
 }

@@ -63,6 +63,7 @@ mod acquire;
 mod attempt;
 mod connect;
 mod connection;
+mod conninfo;
 mod doubt;
 mod environment;
 mod examine;
@@ -92,6 +93,7 @@ mod uri;
 mod wording;
 mod working;
 
+pub(super) use conninfo::is_conninfo;
 pub(crate) use login::LoginSource;
 pub use login::{Login, LoginRequest};
 #[cfg(test)]

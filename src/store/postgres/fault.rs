@@ -8,7 +8,7 @@ use std::error::Error as _;
 use sqlx::{Error, postgres::PgDatabaseError};
 
 use super::{doubt::ROW_SECURITY, naming::Naming, target::Server};
-use crate::{limits, store::StoreError};
+use crate::{limits, store::StoreError, text::printable};
 
 /// What it takes to use the schema, in the words for the default one.
 pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
@@ -23,6 +23,12 @@ pub(super) const GRANTS_TO_LOOK: &str = "to look, the role needs: GRANT USAGE ON
 const SLOTS: &str = "no connection is left: end some that are idle, raise max_connections, the role's limit (ALTER \
     ROLE … CONNECTION LIMIT) or the database's (ALTER DATABASE … CONNECTION LIMIT), or put a PgBouncer in between; \
     `tenure doctor` shows what is used";
+
+/// The driver's words for a server that refuses to encrypt.
+const NO_TLS: &str = "server does not support TLS";
+
+const WITHOUT_TLS: &str = "turn TLS on at the server (its setting ssl), or, if nobody can listen on the way to it, use \
+    sslmode=disable";
 
 /// Serialization failure and deadlock: the same statement, sent again, may well succeed.
 pub(super) fn is_retried(error: &Error) -> bool {
@@ -40,7 +46,10 @@ pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) 
     let detail = describe(&error);
     match code(&error).as_deref() {
         Some("3D000") => StoreError::Url {
-            detail: format!("{location}: {detail}; create it with CREATE DATABASE \"{}\"", server.database),
+            detail: format!(
+                "{location}: {detail}; create it with CREATE DATABASE \"{}\"",
+                printable(&server.database)
+            ),
         },
         Some(code) if code.starts_with("28") => StoreError::PermissionDenied {
             location,
@@ -54,7 +63,10 @@ pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) 
         },
         Some("42501") => StoreError::PermissionDenied {
             location,
-            detail: format!("{detail}; the role needs: GRANT CONNECT ON DATABASE \"{}\"", server.database),
+            detail: format!(
+                "{detail}; the role needs: GRANT CONNECT ON DATABASE \"{}\"",
+                printable(&server.database)
+            ),
         },
         Some("0A000" | "08P01") if !server.pooled && is_of_start_up(&detail) => StoreError::Url {
             detail: format!(
@@ -69,6 +81,9 @@ pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) 
         Some("53300") => StoreError::Unavailable { location, detail: format!("{detail}; {SLOTS}") },
         Some(_) => on_use(error, &server.location, &server.naming),
         None if matches!(error, Error::Configuration(_)) => StoreError::Url { detail },
+        None if matches!(&error, Error::Tls(error) if error.to_string() == NO_TLS) => {
+            StoreError::Unavailable { location, detail: format!("{detail}; {WITHOUT_TLS}") }
+        }
         None => StoreError::Unavailable { location, detail },
     }
 }

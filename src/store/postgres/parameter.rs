@@ -18,14 +18,26 @@ enum Rule {
     Honoured,
     /// Left aside, with a warning unless it is one of these values, which say what is done anyway.
     Ignored(&'static [&'static str]),
-    /// Refused unless it is one of these values; and the remedy.
-    Refused(&'static [&'static str], &'static str),
+    /// Refused unless it is one of these values, with the remedy for what would be safer.
+    Refused {
+        done: &'static [&'static str],
+        /// What cannot be done. If it is empty, that is any other value.
+        safer: &'static [&'static str],
+        remedy: &'static str,
+    },
 }
 
 /// The one of this name.
 pub(super) fn find(name: &str) -> Result<&'static Parameter, StoreError> {
     let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, known)| known);
     PARAMETERS.iter().find(|known| known.name == name).ok_or_else(|| unknown(name))
+}
+
+/// Whether the value must not be shown.
+pub(super) fn is_secret(name: &str) -> bool {
+    find(name).is_ok_and(|known| {
+        known.name == "password" || matches!(known.rule, Rule::Refused { remedy: NO_SECRETS, .. })
+    })
 }
 
 pub(super) fn all() -> impl Iterator<Item = &'static Parameter> {
@@ -38,9 +50,12 @@ impl Parameter {
         match self.rule {
             Rule::Honoured => Ok(false),
             Rule::Ignored(done) => Ok(!done.contains(&value)),
-            Rule::Refused(done, _) if done.contains(&value) => Ok(false),
+            Rule::Refused { done, .. } if done.contains(&value) => Ok(false),
             // Without the value, which may be a secret.
-            Rule::Refused(_, remedy) => {
+            Rule::Refused { done, safer, .. } if !safer.is_empty() && !safer.contains(&value) => {
+                Err(refused(format!("{} has an unknown value; use {}", self.name, done.join(" or "))))
+            }
+            Rule::Refused { remedy, .. } => {
                 Err(refused(format!("{} asks for what cannot be done here; {remedy}", self.name)))
             }
         }
@@ -75,7 +90,18 @@ const fn demanding(
     done: &'static [&'static str],
     remedy: &'static str,
 ) -> Parameter {
-    Parameter { name, variable, rule: Rule::Refused(done, remedy) }
+    Parameter { name, variable, rule: Rule::Refused { done, safer: &[], remedy } }
+}
+
+/// One whose values are all known.
+const fn choosing(
+    name: &'static str,
+    variable: &'static str,
+    done: &'static [&'static str],
+    safer: &'static [&'static str],
+    remedy: &'static str,
+) -> Parameter {
+    Parameter { name, variable, rule: Rule::Refused { done, safer, remedy } }
 }
 
 /// The driver's names for the same.
@@ -132,8 +158,8 @@ const PARAMETERS: &[Parameter] = &[
     ignored("sslcompression", &["0"]),
     ignored("sslkeylogfile", &[]),
     ignored("sslsni", &["1"]),
-    demanding("channel_binding", "PGCHANNELBINDING", &["prefer", "disable"], VERIFY),
-    demanding("gssencmode", "PGGSSENCMODE", &["prefer", "disable"], VERIFY),
+    choosing("channel_binding", "PGCHANNELBINDING", &["prefer", "disable"], &["require"], VERIFY),
+    choosing("gssencmode", "PGGSSENCMODE", &["prefer", "disable"], &["require"], VERIFY),
     demanding("min_protocol_version", "PGMINPROTOCOLVERSION", &["3.0"], "remove it: the driver speaks 3.0"),
     demanding("oauth_client_id", "", &[], NO_SECRETS),
     demanding("oauth_client_secret", "", &[], NO_SECRETS),
@@ -156,13 +182,20 @@ const PARAMETERS: &[Parameter] = &[
     demanding("scram_client_key", "", &[], NO_SECRETS),
     demanding("scram_server_key", "", &[], NO_SECRETS),
     demanding("ssl", "", &[], "use sslmode=require or sslmode=disable"),
-    demanding(
+    choosing(
         "ssl_min_protocol_version",
         "PGSSLMINPROTOCOLVERSION",
         &["TLSv1", "TLSv1.1", "TLSv1.2"],
+        &["TLSv1.3"],
         "use TLSv1.2, or let the server demand more (its setting ssl_min_protocol_version)",
     ),
-    demanding("sslcertmode", "PGSSLCERTMODE", &["allow"], "remove it; sslcert and sslkey say what is shown"),
+    choosing(
+        "sslcertmode",
+        "PGSSLCERTMODE",
+        &["allow"],
+        &["require", "disable"],
+        "remove it; sslcert and sslkey say what is shown",
+    ),
     demanding("sslcrl", "PGSSLCRL", &[], "remove it: revoked certificates cannot be told"),
     demanding("sslcrldir", "PGSSLCRLDIR", &[], "remove it: revoked certificates cannot be told"),
     demanding("sslpassword", "", &[], NO_SECRETS),
@@ -186,6 +219,19 @@ mod tests {
         ] {
             let refusal = find(name).unwrap().check(value).unwrap_err().to_string();
             assert!(refusal.contains(name) && refusal.contains("; "), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_value_is_told_the_known_ones() {
+        for (name, allowed) in [
+            ("channel_binding", "prefer or disable"),
+            ("gssencmode", "prefer or disable"),
+            ("ssl_min_protocol_version", "TLSv1 or TLSv1.1 or TLSv1.2"),
+            ("sslcertmode", "use allow"),
+        ] {
+            let refusal = find(name).unwrap().check("bogus").unwrap_err().to_string();
+            assert!(refusal.contains(name) && refusal.contains(allowed), "{refusal}");
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
+    conninfo,
     environment::{expanded, variable},
     parameter,
     service::Service,
@@ -29,6 +30,9 @@ impl ConnectionSettings {
     pub(super) fn with(url: &str, variable: &impl Fn(&str) -> Option<String>) -> Result<Self, StoreError> {
         let (values, of_the_server, ignored) = Default::default();
         let mut settings = Self { values, of_the_server, ignored, service: None };
+        if conninfo::is_conninfo(url) {
+            return Err(conninfo::refusal(url));
+        }
         for (name, value) in uri::take_apart(url)? {
             settings.take(&name, value)?;
         }
@@ -38,6 +42,7 @@ impl ConnectionSettings {
             settings.add_service(Service::find(name, file, variable)?)?;
         }
         settings.add_environment(variable)?;
+        settings.refuse_control_characters()?;
         Ok(settings)
     }
 
@@ -71,6 +76,20 @@ impl ConnectionSettings {
             false => self.values.insert(parameter.name, value),
         };
         Ok(())
+    }
+
+    /// A line break that came with a secret, or in place of one, must not name another database. A password may have any
+    /// character, and is never shown.
+    fn refuse_control_characters(&self) -> Result<(), StoreError> {
+        let named = self.values.iter().map(|(name, value)| (*name, value));
+        let named = named.filter(|(name, _)| *name != "password");
+        let mut all = named.chain(self.of_the_server.iter().map(|(_, value)| ("options", value)));
+        match all.find(|(_, value)| value.contains(char::is_control)) {
+            Some((name, _)) => Err(refused(format!(
+                "{name} has a line break or another control character in it; remove that"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Only what the URL does not say.

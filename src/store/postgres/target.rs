@@ -353,6 +353,14 @@ mod tests {
             ("postgres://me:s3cret@h1,h2/app?port=1,2,3", "3 ports for 2 hosts"),
             ("postgres://me:s3cret@h1,h2/app?target_session_attrs=standby", "use read-write"),
             ("postgres://me:s3cret@db/app?schema=", "leave the parameter out"),
+            ("postgres://me:s3cret@db/a%0Ab", "dbname has a line break"),
+            ("postgres://me:s3cret@db/a%1b[31m", "dbname has a line break or another control character"),
+            ("postgres://m%0De:s3cret@db/app", "user has a line break"),
+            ("postgres://me:s3cret@d%09b/app", "host has a line break"),
+            ("postgres://me:s3cret@db/app?application_name=a%7F", "application_name has"),
+            ("postgres://me:s3cret@db/app?options[geqo]=%0a", "options has"),
+            ("postgres://me:s3cret@db/app?channel_binding=bogus", "use prefer or disable"),
+            ("host=db dbname=app password=s3cret user=me", "postgres://me:PASSWORD@db/app"),
         ] {
             let refusal = refusal(url);
             assert!(refusal.contains(remedy), "{url}: {refusal}");
