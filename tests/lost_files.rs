@@ -122,6 +122,20 @@ async fn without_hints_the_next_renewal_finds_that_the_file_is_gone() {
     assert_eq!(ended_within(&run, AT_ONCE).await, EndReason::Superseded);
 }
 
+/// A copy in the place of the file, beside the log that belongs to the file: SQLite would apply that to the copy, and two
+/// that have opened one and the other would write to one log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_file_was_replaced_beside_its_log_is_superseded_and_nothing_is_granted_by_that_process() {
+    let place = Place::new();
+    let supervisor = place.supervisor(true, TTL).await;
+    let run = supervisor.acquire(&key("a")).await.unwrap();
+    fs::copy(place.at("real/t.db"), place.at("real/copy")).unwrap();
+    fs::rename(place.at("real/copy"), place.at("real/t.db")).unwrap();
+    assert_eq!(ended_within(&run, AT_ONCE).await, EndReason::Superseded);
+    let refused = supervisor.acquire(&key("b")).await.unwrap_err();
+    assert!(refused.is_certain() && refused.to_string().contains("end every process"), "{refused}");
+}
+
 /// A second log beside the first, or a second set of locks: two that write would not see each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_log_or_locks_are_gone_is_superseded_and_nothing_is_granted_by_that_process() {

@@ -428,6 +428,27 @@ async fn a_missing_database_names_its_remedy() {
 }
 
 #[tokio::test]
+async fn a_server_without_tls_names_its_remedy() {
+    let database = Server::shared().database().await;
+    for mode in ["require", "verify-full"] {
+        let url = format!("{}?sslmode={mode}", database.url_at(Server::shared().address()));
+        let refused = tenure::migrate(&url).await.expect_err("it has no TLS").to_string();
+        assert!(refused.contains("sslmode=disable") && refused.contains("TLS"), "{refused}");
+    }
+}
+
+#[test]
+fn a_connection_string_is_named_as_such_wherever_a_url_is_expected() {
+    let text = "host=db.example user=me password=s3cret dbname=app";
+    let opened = tenure::store::open(text).err().expect("it is no URL").to_string();
+    let named = PostgresStore::new(text).expect_err("it is no URL").to_string();
+    for refused in [opened, named] {
+        assert!(refused.contains("postgres://me:PASSWORD@db.example/app"), "{refused}");
+        assert!(!refused.contains("s3cret"), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn a_refused_password_is_said_and_not_shown() {
     let backend = start().await;
     backend.database().server().role_with_password("guarded", "r1ght").await;

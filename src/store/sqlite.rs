@@ -71,8 +71,8 @@ pub(super) use schema::SCHEMA;
 ///   symbolic link to the file, and a directory that is mounted in two places, are no second names.
 /// - A connection follows its path. When the file was removed, moved or replaced while it was open, the next call works
 ///   with what stands there now; a run without a row in it is lost, at its next renewal at the latest. So are all runs
-///   when the log or the shared memory beside the file (`-wal`, `-shm`) was removed while it was in use
-///   ([`StoreError::Lost`]); then nothing is granted until every process that has the file open has closed it.
+///   when the log or the shared memory beside the file (`-wal`, `-shm`) was removed while it was in use, or the file was
+///   replaced and they were not ([`StoreError::Lost`]); then nothing is granted until every process that has the file open has closed it.
 ///
 /// ```no_run
 /// # use tenure::store::{LeaseStore, SqliteStore};

@@ -143,8 +143,9 @@ impl DatabaseFile {
 
     pub(super) fn torn(&self) -> StoreError {
         self.lost(
-            "its write-ahead log or shared memory (-wal, -shm) was removed while it was in use, and what was committed \
-             last with it; end every process that has the file open, then start again",
+            "the file and its write-ahead log or shared memory (-wal, -shm) do not belong together any more: one was \
+             removed or replaced without the others while they were in use, and what was committed last may be lost; end \
+             every process that has the file open, then start again",
         )
     }
 

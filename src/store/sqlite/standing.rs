@@ -29,8 +29,8 @@ pub(super) enum Standing {
     Other,
     /// Nothing: whoever comes next makes a new file.
     Nothing,
-    /// The same file without the log or the shared memory that was opened with it. What was committed last is lost to
-    /// whoever comes next.
+    /// The same file without the log or the shared memory that was opened with it, or another file beside that log. What
+    /// was committed last is lost to whoever comes next, or mixed with what is in the other file.
     Torn,
 }
 
@@ -70,7 +70,7 @@ impl Opened {
     pub(super) fn look(&self) -> io::Result<Standing> {
         let Some(found) = if_there(identity(&self.path))? else { return Ok(Standing::Nothing) };
         if found != self.file {
-            return Ok(Standing::Other);
+            return Ok(if self.has_our_log()? { Standing::Torn } else { Standing::Other });
         }
         Ok(match self.log.is_same()? && self.memory.is_same()? {
             true => Standing::Same,
@@ -79,11 +79,25 @@ impl Opened {
     }
 }
 
+impl Opened {
+    /// Whether another file stands where ours did, beside the log that belongs to ours.
+    fn has_our_log(&self) -> io::Result<bool> {
+        let Some(own) = if_there(self.path.canonicalize())? else { return Ok(false) };
+        let log = Aside::of(&own, "-wal");
+        Ok(log.path == self.log.path && self.log.is_there_still()?)
+    }
+}
+
 impl Aside {
     fn of(database: &Path, suffix: &str) -> Self {
         let mut path = database.as_os_str().to_owned();
         path.push(OsStr::new(suffix));
         Self { path: path.into(), seen: OnceLock::new() }
+    }
+
+    fn is_there_still(&self) -> io::Result<bool> {
+        let found = if_there(identity(&self.path))?;
+        Ok(self.seen.get().is_some_and(|seen| seen.is_some() && found == Some(*seen)))
     }
 
     fn is_same(&self) -> io::Result<bool> {
@@ -185,7 +199,10 @@ mod tests {
         fs::rename(&path, &moved).unwrap();
         assert_eq!(look(&opened), "Nothing");
         fs::write(&path, "new").unwrap();
+        assert_eq!(look(&opened), "Torn", "the log is not of that file");
+        fs::rename(beside(&path, "-wal"), dir.path().join("log")).unwrap();
         assert_eq!(look(&opened), "Other");
+        fs::rename(dir.path().join("log"), beside(&path, "-wal")).unwrap();
         fs::rename(&moved, &path).unwrap();
         fs::rename(dir.path().join("d"), &moved).unwrap();
         assert_eq!(look(&opened), "Nothing");
