@@ -440,7 +440,7 @@ async fn a_server_without_tls_names_its_remedy() {
 #[test]
 fn a_connection_string_is_named_as_such_wherever_a_url_is_expected() {
     let text = "host=db.example user=me password=s3cret dbname=app";
-    let opened = tenure::store::open(text).err().expect("it is no URL").to_string();
+    let opened = tenure::store::open(text).expect_err("it is no URL").to_string();
     let named = PostgresStore::new(text).expect_err("it is no URL").to_string();
     for refused in [opened, named] {
         assert!(refused.contains("postgres://me:PASSWORD@db.example/app"), "{refused}");

@@ -81,6 +81,7 @@ mod remove;
 mod renew;
 mod row;
 mod schema;
+mod server;
 mod service;
 mod settings;
 mod statement;

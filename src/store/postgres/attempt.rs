@@ -9,7 +9,7 @@ use super::{
     fault,
     login::{Login, LoginRequest, LoginSource},
     password::FoundPassword,
-    target::Server,
+    server::Server,
 };
 use crate::store::{Bounds, StoreError};
 

@@ -21,8 +21,9 @@ use tokio::time::{sleep, timeout};
 use super::{
     connection::{Connection, Purpose},
     fault, schema,
+    server::Server,
     statement::{Statement, Value},
-    target::{Server, Target},
+    target::Target,
 };
 use crate::store::{Bounds, StoreError};
 

@@ -8,8 +8,8 @@ use super::{
     doubt::Doubt,
     fault,
     naming::Naming,
+    server::Server,
     statement::{Statement, Value},
-    target::Server,
     turn::Turn,
 };
 use crate::{

@@ -3,27 +3,22 @@
 //! The sessions here set nothing that they are to look at: what they see is what holds for the role and the database. All
 //! statements are sent as text, so that it does not matter whether there is a PgBouncer in between.
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
-use futures::future::OptionFuture;
-use sqlx::{AssertSqlSafe, Decode, Executor as _, PgConnection, Postgres, Row as _, Type, postgres::PgRow};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use super::{
-    connect,
-    doubt::Doubt,
-    fault, schema,
-    target::{Server, Target},
-};
+use super::{connect, doubt::Doubt, fault, schema, target::Target};
 use crate::{
     clock::{Clock as _, SystemClock},
     diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
-    store::{Bounds, StoreError, schema::Applied},
+    store::{Bounds, StoreError},
 };
+use visit::Visit;
 
 mod judge;
 mod room;
 mod trial;
+mod visit;
 
 /// All findings about the server that leases would be asked of, and what the others are.
 pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>, StoreError> {
@@ -163,8 +158,6 @@ const ENOUGH_FOR_AN_OFFSET: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_micros(1);
 const LEAST_SAMPLES: usize = 10;
 const COMMITS: usize = 10;
-/// To set a time-out under another of 1 ms, on a busy server.
-const ATTEMPTS: u32 = 50;
 
 /// A message in the write-ahead log: a commit with a flush, and with whatever a commit waits for besides, that touches
 /// no table. Where tenure's own sessions would turn synchronous_commit on, this does.
@@ -224,127 +217,4 @@ async fn examine_pooler(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
     }
     second.end().await;
     Ok(judge::pooler(visit.server.pooled, shared, kept))
-}
-
-/// A connection to one server, and its successors.
-struct Visit<'a> {
-    server: &'a Server,
-    /// That are set for the session.
-    bounds: Option<Bounds>,
-    /// `None` before the first statement, and after one without an answer: what was sent next would wait for it.
-    connection: Option<PgConnection>,
-    patience: Duration,
-    version: String,
-    /// Why leases cannot be asked of it, as far as that has nothing to do with the schema.
-    doubt: Option<Doubt>,
-    /// How old the last commit is that a standby knows.
-    behind: Option<Duration>,
-}
-
-impl<'a> Visit<'a> {
-    /// Asks the server at once what it is.
-    async fn begin(server: &'a Server, plan: Plan) -> Result<Self, StoreError> {
-        let mut visit = Self::of(server, None, plan.patience);
-        let row = visit.row(include_str!("examine/server.sql")).await?;
-        visit.version = visit.read(&row, "version")?;
-        visit.doubt = visit.read::<Option<&str>>(&row, "doubt")?.map(Doubt::of);
-        let behind = visit.read::<Option<i64>>(&row, "behind")?;
-        visit.behind = behind.map(|micros| Duration::from_micros(micros.try_into().unwrap_or(0)));
-        Ok(visit)
-    }
-
-    fn of(server: &'a Server, bounds: Option<Bounds>, patience: Duration) -> Self {
-        Self { server, bounds, connection: None, patience, version: String::new(), doubt: None, behind: None }
-    }
-
-    /// The one that is there, or a new one.
-    async fn take_connection(&mut self) -> Result<PgConnection, StoreError> {
-        if let Some(connection) = self.connection.take() {
-            return Ok(connection);
-        }
-        let connection = timeout(self.patience, connect::open(self.server, self.bounds)).await;
-        let mut connection =
-            connection.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))??;
-        if !self.server.pooled {
-            self.take_time(&mut connection).await?;
-        }
-        Ok(connection)
-    }
-
-    /// What a role's time-out cuts off could not be looked at; nor could what takes as long as it is compiled. tenure's
-    /// other sessions send such settings at connection, where they would hide the role's.
-    async fn take_time(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
-        let location = self.location();
-        let millis = self.patience.as_millis().clamp(1, i32::MAX as u128);
-        for attempt in 1.. {
-            // The first is under the role's time-out itself.
-            let set = format!(
-                "SET statement_timeout = {millis}; SET jit = off; \
-                 SELECT set_config(name, '0', false) FROM (VALUES ('idle_session_timeout')) AS later (name) \
-                 WHERE current_setting(name, true) IS NOT NULL"
-            );
-            let set = timeout(self.patience, connection.execute(sqlx::raw_sql(AssertSqlSafe(set)))).await;
-            match set.map_err(|_elapsed| StoreError::silent(location, self.patience))? {
-                Err(error) if attempt < ATTEMPTS && fault::is_timeout(&error) => {}
-                Err(error) => return Err(fault::on_use(error, location, &self.server.naming)),
-                Ok(_) => break,
-            }
-        }
-        Ok(())
-    }
-
-    /// As [`schema::newest`].
-    async fn newest_schema(&mut self) -> Result<Option<Applied>, StoreError> {
-        let mut connection = self.take_connection().await?;
-        let newest = timeout(self.patience, schema::newest(&mut connection, &self.server.naming)).await;
-        let newest = newest.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
-        self.connection = Some(connection);
-        newest.map_err(|error| fault::on_use(error, self.location(), &self.server.naming))
-    }
-
-    fn location(&self) -> &'a str {
-        &self.server.location
-    }
-
-    /// The one row that a statement answers.
-    async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
-        let sql = self.server.naming.sql(sql);
-        let mut connection = self.take_connection().await?;
-        let answer = timeout(self.patience, connection.fetch_one(sqlx::raw_sql(sql))).await;
-        let answer = answer.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
-        let answer = answer.map_err(|error| fault::on_use(error, self.location(), &self.server.naming));
-        if !answer.as_ref().is_err_and(StoreError::is_uncertain) {
-            self.connection = Some(connection);
-        }
-        answer
-    }
-
-    /// How many rows the statements of one message have written. After an error the connection is given up: it may be
-    /// inside a transaction.
-    async fn affected(&mut self, sql: &'static str) -> Result<u64, StoreError> {
-        let sql = self.server.naming.sql(sql);
-        let mut connection = self.take_connection().await?;
-        let answer = timeout(self.patience, connection.execute(sqlx::raw_sql(sql))).await;
-        let answer = answer.map_err(|_elapsed| StoreError::silent(self.location(), self.patience))?;
-        let done = answer.map_err(|error| fault::on_use(error, self.location(), &self.server.naming))?;
-        self.connection = Some(connection);
-        Ok(done.rows_affected())
-    }
-
-    fn read<'r, T>(&self, row: &'r PgRow, column: &'static str) -> Result<T, StoreError>
-    where
-        T: Decode<'r, Postgres> + Type<Postgres>,
-    {
-        row.try_get(column).map_err(|error| StoreError::Unavailable {
-            location: self.location().to_owned(),
-            detail: error.to_string(),
-        })
-    }
-
-    fn end(self) -> impl Future<Output = ()> + Send {
-        // The server notices a connection that merely ends, too.
-        let goodbye = self.connection.map(sqlx::Connection::close);
-        let goodbye = timeout(self.patience, OptionFuture::from(goodbye));
-        async move { drop(goodbye.await) }
-    }
 }

@@ -7,7 +7,7 @@ use std::error::Error as _;
 
 use sqlx::{Error, postgres::PgDatabaseError};
 
-use super::{doubt::ROW_SECURITY, naming::Naming, target::Server};
+use super::{doubt::ROW_SECURITY, naming::Naming, server::Server};
 use crate::{limits, store::StoreError, text::printable};
 
 /// What it takes to use the schema, in the words for the default one.

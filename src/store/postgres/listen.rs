@@ -10,13 +10,7 @@ use sqlx::{
 };
 use tokio::runtime::Handle;
 
-use super::{
-    connect,
-    doubt::Doubt,
-    fault,
-    naming::Naming,
-    target::{Server, Target},
-};
+use super::{connect, doubt::Doubt, fault, naming::Naming, server::Server, target::Target};
 use crate::{
     session::{NodeId, RunId},
     store::{Bounds, Hint, Listener, StoreError},

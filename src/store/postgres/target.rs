@@ -1,31 +1,20 @@
-//! What a URL says about where to connect, and how.
+//! What a URL says about the database: the servers that may have it, and how to speak to them.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
-
-use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use url::Url;
 
 use super::{
-    hosts::{self, Address},
+    hosts,
     login::LoginSource,
     naming::Naming,
-    password::{Account, Passwords},
-    pause::Pause,
+    server::{Server, location},
     settings::ConnectionSettings,
-    tls::Tls,
     turn::Turn,
-    uri::{FORM, refused},
+    uri::refused,
 };
-use crate::{
-    store::{Bounds, StoreError},
-    text::printable,
-};
+use crate::{store::StoreError, text::printable};
 
 /// The database: the servers that may have it, and how to speak to them.
 pub(super) struct Target {
@@ -37,29 +26,6 @@ pub(super) struct Target {
     /// Parameters that are left aside, and whether that has been said.
     ignored: Vec<&'static str>,
     is_told: AtomicBool,
-}
-
-/// One server of a [`Target`].
-pub(super) struct Server {
-    /// All but who logs in.
-    options: PgConnectOptions,
-    /// Behind PgBouncer in transaction mode: no two statements need reach the same server session.
-    pub(super) pooled: bool,
-    /// For people: host and port, or the path of the socket.
-    pub(super) address: String,
-    /// For people, without any secret: the address and the database.
-    pub(super) location: Arc<str>,
-    pub(super) database: String,
-    pub(super) naming: Arc<Naming>,
-    pub(super) turn: Turn,
-    pub(super) tls: Tls,
-    pub(super) passwords: Passwords,
-    /// Asked instead of the passwords.
-    pub(super) login: Option<LoginSource>,
-    pub(super) account: Account,
-    pub(super) pause: Pause,
-    /// For connecting to it, besides the time that whoever asks has.
-    pub(super) connect_timeout: Option<Duration>,
 }
 
 impl Target {
@@ -111,143 +77,6 @@ impl Target {
     }
 }
 
-impl Server {
-    fn of(
-        address: Address,
-        turn: Turn,
-        settings: &ConnectionSettings,
-        naming: &Arc<Naming>,
-        login: Option<LoginSource>,
-    ) -> Result<Self, StoreError> {
-        let mut tls = Tls::of(settings)?;
-        if address.directory().is_some() {
-            tls = tls.over_a_socket();
-        } else if tls.verifies_the_name() && address.at.as_ref().is_some_and(|at| *at != address.host) {
-            return Err(refused(
-                "a certificate cannot be verified by the host's name where hostaddr is given; leave hostaddr out"
-                    .to_owned(),
-            ));
-        }
-        let pooled = is_pooled(settings.value("pgbouncer"))?;
-        let options = options(&address, settings, pooled)?;
-        let user = settings.value("user").unwrap_or(options.get_username()).to_owned();
-        let database = settings.value("dbname").unwrap_or(&user).to_owned();
-        let told = address.told();
-        let mut hosts = vec![address.host.clone()];
-        hosts.extend(address.at.clone());
-        hosts.extend(address.directory().map(|_| "localhost".to_owned()));
-        Ok(Self {
-            options: tls.apply(options).username(&user).database(&database),
-            pooled,
-            location: location(&told, &database, naming),
-            address: told,
-            database: database.clone(),
-            naming: naming.clone(),
-            turn,
-            tls,
-            passwords: Passwords::of(settings)?,
-            login,
-            account: Account { hosts, port: address.port, database, user },
-            pause: Pause::default(),
-            connect_timeout: connect_timeout(settings.value("connect_timeout"))?,
-        })
-    }
-
-    /// For a session with these bounds; `None`: without any setting of ours. Who logs in is still to be said.
-    pub(super) fn options(&self, bounds: Option<Bounds>) -> PgConnectOptions {
-        let options = self.options.clone();
-        let Some(bounds) = bounds.filter(|_| !self.pooled) else { return options };
-        let options = options.options([
-            ("statement_timeout", server_millis(bounds.statement)),
-            ("lock_timeout", server_millis(bounds.lock)),
-            // Only a migration has a transaction of more than one statement.
-            ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
-            ("default_transaction_isolation", "read committed".to_owned()),
-        ]);
-        options.options(SETTINGS.iter().copied())
-    }
-
-    /// Milliseconds after which a commit that others wait for counts as unanswered; less than zero where there is no
-    /// other server to ask.
-    pub(super) fn longest_commit(&self, bounds: Bounds) -> i64 {
-        let millis = i64::try_from(bounds.lock.as_millis() / 2).unwrap_or(i64::MAX);
-        if self.turn.has_others() { millis } else { -1 }
-    }
-}
-
-/// Besides what bounds a statement. A plan, and with it how long a statement takes, must not depend on what a role or a
-/// database has set for other work; these are the server's own defaults, but that nothing is compiled (`jit`), which
-/// takes longer than a short lease lasts, and that no statement waits for worker processes. Nor must what is seen.
-pub(super) const SETTINGS: &[(&str, &str)] = &[
-    ("jit", "off"),
-    ("max_parallel_workers_per_gather", "0"),
-    ("plan_cache_mode", "auto"),
-    ("enable_nestloop", "on"),
-    ("enable_hashjoin", "on"),
-    ("enable_mergejoin", "on"),
-    ("enable_indexscan", "on"),
-    ("enable_indexonlyscan", "on"),
-    ("enable_bitmapscan", "on"),
-    ("enable_sort", "on"),
-    ("enable_hashagg", "on"),
-    ("enable_material", "on"),
-    ("seq_page_cost", "1"),
-    ("random_page_cost", "4"),
-    // An error instead of rows that a policy hides: no session that is held may look idle.
-    ("row_security", "off"),
-    // A statement that the server rejects must not end the session of its neighbours.
-    ("exit_on_error", "off"),
-];
-
-/// What is the same for every connection to a server. The driver reads PGOPTIONS by itself, and takes options in their
-/// raw form from a URL only; of that it would look for a password, if it had none.
-fn options(
-    address: &Address,
-    settings: &ConnectionSettings,
-    pooled: bool,
-) -> Result<PgConnectOptions, StoreError> {
-    let mut url = Url::parse("postgres:///").expect("it is one");
-    url.query_pairs_mut().append_pair("password", "-");
-    if let Some(raw) = settings.value("options") {
-        url.query_pairs_mut().append_pair("options", raw);
-    }
-    if let Some(capacity) = settings.value("statement-cache-capacity") {
-        url.query_pairs_mut().append_pair("statement-cache-capacity", capacity);
-    }
-    let options = PgConnectOptions::from_url(&url).map_err(|error| refused(explain(&error)))?;
-    let options = options.disable_statement_logging().password("").port(address.port);
-    let options = match address.directory() {
-        Some(directory) => options.socket(directory),
-        None => options.host(address.at.as_ref().unwrap_or(&address.host)),
-    };
-    let name = settings.value("application_name").or(settings.value("fallback_application_name"));
-    let mut options = options.application_name(name.unwrap_or("tenure"));
-    if !settings.of_the_server.is_empty() {
-        options = options.options(settings.of_the_server.iter().map(|(name, value)| (name, value)));
-    }
-    Ok(match pooled {
-        true => options.extra_float_digits(None).statement_cache_capacity(0),
-        false => options,
-    })
-}
-
-/// sqlx wraps its errors in their own words, more than once.
-fn explain(error: &sqlx::Error) -> String {
-    let text = error.to_string();
-    format!("{}; {FORM}", text.trim_start_matches("error with configuration: "))
-}
-
-fn is_pooled(parameter: Option<&str>) -> Result<bool, StoreError> {
-    match parameter {
-        None | Some("false") => Ok(false),
-        Some("true") => Ok(true),
-        Some(other) => Err(refused(format!(
-            "pgbouncer={:?} is unknown; use pgbouncer=true or pgbouncer=false",
-            printable(other)
-        ))),
-    }
-}
-
 /// A lease needs a server that takes writes, so that is what is looked for whichever of these is given.
 fn check_session_attrs(parameter: Option<&str>) -> Result<(), StoreError> {
     match parameter {
@@ -259,39 +88,14 @@ fn check_session_attrs(parameter: Option<&str>) -> Result<(), StoreError> {
     }
 }
 
-/// Whole seconds; zero and less is no bound, and one is two, as in libpq.
-fn connect_timeout(parameter: Option<&str>) -> Result<Option<Duration>, StoreError> {
-    let Some(text) = parameter else { return Ok(None) };
-    match text.trim().parse::<i64>() {
-        Ok(seconds) => {
-            Ok(u64::try_from(seconds).ok().filter(|s| *s > 0).map(|s| Duration::from_secs(s.max(2))))
-        }
-        Err(_) => Err(refused(format!(
-            "connect_timeout={:?} is no number of seconds; write connect_timeout=5",
-            printable(text)
-        ))),
-    }
-}
-
-/// For people.
-fn location(address: &str, database: &str, naming: &Naming) -> Arc<str> {
-    let database = printable(database);
-    match naming.is_default() {
-        true => format!("{address}/{database}").into(),
-        false => format!("{address}/{database}?schema={}", naming.name()).into(),
-    }
-}
-
-/// PostgreSQL takes zero for "no bound" and no more than 31 bits.
-fn server_millis(duration: Duration) -> String {
-    duration.as_millis().clamp(1, i32::MAX as u128).to_string()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use sqlx::postgres::PgSslMode;
 
     use super::*;
+    use crate::store::Bounds;
 
     fn parse(url: &str) -> Target {
         Target::parse(url, None).unwrap_or_else(|error| panic!("{error}"))

@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use sqlx::postgres::PgRow;
 
-use super::Visit;
+use super::visit::Visit;
 use crate::{
     config::{Settings, Timing},
     diagnosis::{Clocks, Finding, millis},
     store::{
         StoreError,
-        postgres::{
-            connect,
-            doubt::Doubt,
-            target::{Server, Target},
-        },
+        postgres::{connect, doubt::Doubt, server::Server, target::Target},
         schema::Applied,
     },
 };

@@ -2,7 +2,7 @@
 
 use sqlx::postgres::PgRow;
 
-use super::Visit;
+use super::visit::Visit;
 use crate::{diagnosis::Finding, store::StoreError};
 
 /// What one `tenure run` takes while nothing is wrong, and what a supervisor of the library does with its defaults.

@@ -1,6 +1,6 @@
 //! Trying what a lease needs of its table. Triggers may do anything to a row, and only a row shows what.
 
-use super::Visit;
+use super::visit::Visit;
 use crate::{
     diagnosis::Finding,
     store::{StoreError, postgres::swallow},
