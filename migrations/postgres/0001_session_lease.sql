@@ -78,18 +78,41 @@ COMMENT ON COLUMN tenure.session_lease.stop_by IS
 COMMENT ON COLUMN tenure.session_lease.stop_reason IS
     'Why, for people; null when not given or when nobody asked.';
 
+-- Fences (invariant I8: a later run of a session has the greater fence). This is the one place that explains them.
+--
+-- A fence is the greatest of three numbers: one more than the fence in the row, one more than the last fence of any
+-- session (the sequence fence_floor), and the clock in microseconds since 1970. All three are needed:
+--
+-- - The row's fence covers a takeover: it grows, whatever the clock and the sequence do.
+-- - The sequence covers a clock that was stepped back after the row was deleted. It outlives the row. Being a sequence, it
+--   is no hot row: nobody waits for another's commit.
+-- - The clock covers a failover that lost commits (assumption A1 broken), and with them rows and increments of the
+--   sequence. Time has passed on the new primary, too (assumption A2).
+--
+-- setval has no compare-and-set. Of two issuers that race, one may set the floor lower than the other did, by the few
+-- microseconds between their readings of the clock. That matters only if the session with the greater fence is released
+-- and the clock is stepped back before the next fence of any session is issued.
+--
+-- A fresh row needs one step more. Its fence is issued just before the row is inserted, and the insertion may have to wait
+-- for another run's row of the same key. That run can acquire and release the session in the meantime, and then it has
+-- the greater fence although it came first. So the trigger fence_again issues the fence a second time, after the insertion:
+-- from then on nobody can come in between, and nobody has seen the row yet.
+--
+-- To issue every fence twice would cost every grant a second version of its row. So it is done only where it may matter. It
+-- does not matter if one of these holds:
+--
+-- - No other fence was issued since: the floor is still this one. This is so while few runs are granted.
+-- - No more than 50 microseconds have passed: to acquire and to release takes another run two commits and a round trip,
+--   which is far longer. This is so while many runs are granted at once, when the floor moves all the time.
+--
+-- A statement's RETURNING shows the row as it was before this trigger. So acquire.sql asks the same two questions in its
+-- RETURNING, which is later than the insertion. If neither holds, the trigger may have changed the fence, the verdict is
+-- 'unsettled', and the fence is read again in a second statement.
 CREATE SEQUENCE tenure.fence_floor AS bigint;
 COMMENT ON SEQUENCE tenure.fence_floor IS
-    'At least the greatest fence ever issued, in microseconds since 1970, short of a race of issuers: see '
-    'tenure.next_fence.';
+    'At least the greatest fence ever issued, in microseconds since 1970, short of a race of issuers, which the migration '
+    'explains.';
 
--- Invariant I8. A hybrid logical clock. The clock carries it over a failover that lost commits; the row's own fence and the
--- sequence carry it over a clock that was stepped back. The sequence outlives the deletion of the row, and being
--- a sequence it is no hot row: nobody waits for another's commit.
---
--- setval has no compare-and-set: of two issuers that race, one may set the floor lower than the other, by the
--- microseconds that lie between their readings of the clock. That matters only if the session of the greater
--- fence is released and the clock stepped back before the next fence of any session is issued.
 CREATE FUNCTION tenure.next_fence(old bigint) RETURNS bigint
     LANGUAGE plpgsql VOLATILE STRICT
 AS $$
@@ -111,15 +134,6 @@ COMMENT ON FUNCTION tenure.next_fence(bigint) IS
     'A fence greater than old (zero when there is no row), than the clock in microseconds since 1970 at the time '
     'of the call, and than any fence issued before.';
 
--- A fresh row's fence is issued just before the row is inserted. If the insertion has to wait, another run can
--- acquire and release the whole session in between, and has the greater fence. So once the row is in the index,
--- where nobody can come in between any more, and before anybody else can see it, it gets its fence again unless
--- - no other fence was issued since: the floor is still this one; or
--- - no time was: to acquire and to release takes another run two commits and a round trip, far more than 50
---   microseconds. (The floor alone would do; but while many acquire at once, it always moves.)
---
--- An acquire asks the same of its own RETURNING, which comes later, and reads the fence again where this may have
--- happened (acquire.sql).
 CREATE FUNCTION tenure.fence_again() RETURNS trigger
     LANGUAGE plpgsql
 AS $$
@@ -137,6 +151,7 @@ CREATE TRIGGER fence_again
     AFTER INSERT ON tenure.session_lease
     FOR EACH ROW
     WHEN (
+        -- As in acquire.sql.
         pg_catalog.clock_timestamp() - NEW.acquired_at
             NOT BETWEEN interval '0' AND interval '50 microseconds'
         AND pg_catalog.pg_sequence_last_value('tenure.fence_floor') IS DISTINCT FROM NEW.fence

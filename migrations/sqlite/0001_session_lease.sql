@@ -37,6 +37,9 @@ CREATE TABLE tenure_session_lease (
     PRIMARY KEY (account_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
+-- Fences (invariant I8): a fence is the greater of the clock in microseconds and one more than this floor. The clock has only
+-- milliseconds, so two grants within one tick need the floor, and so does a clock that was stepped back. The clock alone
+-- covers a file that was restored from a copy, in which the floor is old.
 CREATE TABLE tenure_fence_floor (
     -- Always 1: there is one floor for the whole file.
     id INTEGER PRIMARY KEY CHECK (id = 1),

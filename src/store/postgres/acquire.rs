@@ -24,7 +24,7 @@ const ROUNDS: usize = 2;
 /// What is known of an item after one statement.
 enum AcquireVerdict {
     Final(AcquireOutcome),
-    /// The row is this run's, but its fence may have been issued again since (see `fence_again` in the migration).
+    /// The row is this run's, but its fence may have been issued again since: "Fences" in the migration explains it.
     Unsettled,
     /// Another run was faster, and this statement's snapshot is too old to show it. Or a trigger swallows the row.
     LostRace,

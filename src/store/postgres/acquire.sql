@@ -66,7 +66,8 @@ granted AS (
 answer AS (
     SELECT
         CASE
-            -- The trigger fence_again may have changed the fence after RETURNING: its own conditions, read later.
+            -- The trigger fence_again may have changed the fence after RETURNING. These are its own conditions, asked
+            -- later; "Fences" in the migration explains them.
             WHEN k.item IS NULL
                 AND g.read_at - g.acquired_at NOT BETWEEN interval '0' AND interval '50 microseconds'
                 AND g.floor IS DISTINCT FROM g.fence
