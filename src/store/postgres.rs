@@ -8,43 +8,44 @@
 //! # Several servers
 //!
 //! A URL may name a primary and its standbys, as libpq writes it: `postgres://user@h1:5432,h2:5433/database`. Every new
-//! connection goes to the server that takes writes: the one that worked last is asked first, then the others, each
-//! within a fair share of the time there is. `target_session_attrs` may be `read-write`, `primary` or `any`; leases need
-//! a server that takes writes, so that is what is looked for in any case.
+//! connection goes to the server that takes writes. The one that worked last is asked first, then the others; each gets
+//! a fair share of the time. `target_session_attrs` may be `read-write`, `primary` or `any`. It makes no difference:
+//! leases need a server that takes writes.
 //!
-//! A connection whose server turns out to be read-only (SQLSTATE 25006), silent or gone is given up, and its successor
-//! asks all servers again, a silent one last. Meanwhile each run goes on for as long as its last answer may be trusted, and no longer.
-//! That one run never meets another one on both sides of a failover needs assumption A1: what the old primary
-//! acknowledged, the new one has. With asynchronous replication it may not; and while two servers take writes at the same
-//! time, nothing that asks only one of them can tell.
+//! A connection is given up when its server turns out to be read-only (SQLSTATE 25006), silent or gone. The next connection
+//! asks all servers again, a silent one last. Meanwhile each run goes on for as long as its last answer may be trusted, and
+//! no longer.
+//!
+//! That no two runs hold one session across a failover needs assumption A1: the new primary has what the old one
+//! acknowledged. With asynchronous replication it may not. And while two servers take writes at the same time, nobody who
+//! asks only one of them can notice.
 //!
 //! # Behind PgBouncer
 //!
-//! In transaction mode the next message may reach another server session. The URL parameter `pgbouncer=true` makes
-//! each statement one message, and does without settings of the session: the isolation level must then be the
-//! default one, `synchronous_commit` must not be off, and the server bounds statements and locks only if the role
-//! says so (`ALTER ROLE … SET statement_timeout = …`, and the same for `lock_timeout`). `jit` and what else decides how
-//! long a statement takes is then the role's, too; `docs/operating.md` has all lines.
+//! In transaction mode each message may reach another server session. With the URL parameter `pgbouncer=true`, each statement
+//! is one message, and no session is given any settings. Then the role has to have them: the default isolation level,
+//! `synchronous_commit` not off, time-outs for statements and locks (`ALTER ROLE … SET statement_timeout = …`, and the same
+//! for `lock_timeout`), and `jit` off. `docs/operating.md` has all the lines.
 //!
 //! # The schema's name
 //!
 //! The URL parameter `schema=name` puts everything into a schema of another name than `tenure`: 1 to 63 letters of
-//! ASCII, which keep their case, digits, `_` and single `-`. What is in two schemas has nothing to do with each other.
-//! Every statement names the schema, and PostgreSQL's own functions come first in our sessions: `search_path` matters
-//! nowhere.
+//! ASCII, which keep their case, digits, `_` and single `-`. Two schemas know nothing of each other.
+//! `search_path` does not matter: every statement names the schema, and our sessions look for PostgreSQL's own functions
+//! first.
 //!
 //! # Encodings
 //!
-//! A database whose encoding is not UTF8 lacks characters. Texts for people are stored with those escaped, as
-//! `\u{65e5}`, and cut where they become too long. A key that cannot be stored is [`StoreError::Unstorable`] to an acquire;
-//! to whoever looks, and to a request to stop, its session is idle.
+//! A database whose encoding is not UTF8 lacks some characters. In texts for people these are escaped, as `\u{65e5}`, and a
+//! text that becomes too long is cut. An acquire of a key that cannot be stored fails with [`StoreError::Unstorable`].
+//! Everybody else finds the session of such a key idle.
 //!
 //! # Rights
 //!
 //! To migrate, a role needs CREATE on the database, or to own the schema. To use it: USAGE on the
 //! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
 //! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`, which everybody has
-//! unless it was revoked. What it takes to [pin](crate::pin) a lease is a part of that.
+//! unless it was revoked. To [pin](crate::pin) a lease, some of these rights are enough.
 
 use std::{fmt, sync::Arc};
 
@@ -102,27 +103,27 @@ pub(super) use schema::SCHEMA;
 
 /// Leases in PostgreSQL (14 to 18), in schema `tenure` of the database that a URL names.
 ///
-/// The URL is `postgres://user:password@host:port/database`, as psql takes it: hosts may be a list and IPv6 addresses in
-/// brackets, `?host=/run/postgresql` is a Unix socket, and what it leaves out comes from a `service`, from the usual
-/// `PG…` variables and from the password file. Of several servers, `postgres://h1:5432,h2:5433/database`, the one that
-/// takes writes is used. `pgbouncer=true` is for a PgBouncer in transaction mode, and `schema=name` for a schema of
+/// The URL is `postgres://user:password@host:port/database`, as psql takes it. There may be several hosts, IPv6 addresses
+/// are in brackets, and `?host=/run/postgresql` is a Unix socket. What the URL leaves out comes from a `service`, from the
+/// usual `PG…` variables and from the password file. Of several servers, `postgres://h1:5432,h2:5433/database`, the one
+/// that takes writes is used. `pgbouncer=true` is for a PgBouncer in transaction mode, and `schema=name` for a schema of
 /// another name.
 ///
 /// # Parameters
 ///
-/// All that libpq knows are known; an unknown one is refused. Those of TLS mean what they mean to psql, `~/` in a path
-/// is the home directory, and with `sslrootcert=FILE` the authorities that the system trusts are trusted besides. What
-/// cannot be done is refused where it was to make the connection safer (`channel_binding=require`, `require_auth`,
-/// `sslcrl`, …), and left aside with one warning where it was not (`keepalives…`, `sslsni`, …).
-/// `connect_timeout` bounds the wait for each server, besides the time that whoever connects has.
+/// All parameters of libpq are known, and an unknown one is refused. Those of TLS mean what they mean to psql, and `~/` in a
+/// path is the home directory. With `sslrootcert=FILE`, the authorities that the system trusts are trusted as well. Some
+/// parameters ask for what cannot be done here. They are refused if they were to make the connection safer
+/// (`channel_binding=require`, `require_auth`, `sslcrl`, …). The others are left aside, with one warning (`keepalives…`,
+/// `sslsni`, …). `connect_timeout` bounds the wait for each server; the caller's own time-out applies as well.
 ///
 /// # Passwords
 ///
-/// A password that is not in the URL is looked up for each connection, so that a changed one is used as soon as it is
-/// there: in the service, in PGPASSWORD, in the password file (`passfile`, PGPASSFILE, `~/.pgpass`). What lasts for
-/// minutes only can be [given by a function](Self::with_login). A log-in that the server refuses is not repeated before a
-/// pause, by none of a store's connections: at most 5 s, or what one attempt may take; another password is tried at
-/// once.
+/// A password that is not in the URL is looked up for each connection, so that a new one is used as soon as it is there. The
+/// places are the service, PGPASSWORD and the password file (`passfile`, PGPASSFILE, `~/.pgpass`), in this order. Passwords
+/// that last only for minutes can be [given by a function](Self::with_login). When the server refuses a log-in, none of the
+/// store's connections repeats it before a pause, which is at most 5 s or the time of one attempt. Another password is
+/// tried at once.
 #[derive(Clone)]
 pub struct PostgresStore {
     target: Arc<Target>,
@@ -137,8 +138,8 @@ impl PostgresStore {
         Self::with_source(url, None)
     }
 
-    /// The same, and a function gives user and password for each connection: as
-    /// [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login), which says what is expected of it.
+    /// The same with a function that gives user and password for each connection.
+    /// [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login) says what is expected of it.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -160,7 +161,7 @@ impl PostgresStore {
     }
 }
 
-/// Only where it is: never a password.
+/// Shows only where the database is, and never a password.
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("PostgresStore").field(&self.target.location).finish()
@@ -197,7 +198,7 @@ impl LeaseStore for PostgresStore {
         })
     }
 
-    /// Behind PgBouncer, LISTEN would seem to succeed, and then disturb others.
+    /// Behind PgBouncer there is no listener: LISTEN would seem to succeed, and then disturb other clients.
     fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
         let target = self.target.clone();
         (!target.is_pooled())

@@ -18,7 +18,8 @@ use crate::{
 
 pub(super) const ACQUIRE: &str = include_str!("acquire.sql");
 
-/// How often an item is asked for that lost a race and then finds nobody there, or whose row is locked.
+/// How often an item is asked for. A second time is for one that lost a race and then found nobody there, or whose row was
+/// locked.
 const ROUNDS: usize = 2;
 
 /// What is known of an item after one statement.
@@ -28,7 +29,7 @@ enum AcquireVerdict {
     Unsettled,
     /// Another run was faster, and this statement's snapshot is too old to show it. Or a trigger swallows the row.
     LostRace,
-    /// The lease of this holder has expired, and its row is locked: for a moment by a statement, or by a pin.
+    /// This holder's lease has expired, and its row is locked, either for a moment by a statement or by a pin.
     LockedExpired(Box<Holder>),
 }
 
@@ -58,10 +59,11 @@ pub(super) async fn acquire(
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or(AcquireOutcome::Locked)).collect())
 }
 
-/// Items whose row is locked, and whose lease it is, though expired.
+/// Items whose row is locked, each with the holder of the expired lease.
 type Locked = Vec<(usize, Box<Holder>)>;
 
-/// Asks for the open items, and settles all but those that are worth asking again. Answers which of those are locked.
+/// Asks for the open items and fills in their outcomes. Those that are worth asking for again stay open; the answer names
+/// the locked ones among them.
 async fn ask(
     connection: &mut Connection,
     items: &[Acquire],
@@ -86,14 +88,15 @@ async fn ask(
             Some(row) => judge(connection, &items[item], &row)?,
             None => None,
         };
-        // A row that was granted and is gone again was released under our hands. It is not asked for again: the
-        // release would then have come first, and the row would be nobody's.
+        // A row that was granted and is gone again was released in the meantime. It is not asked for again: that grant would
+        // come after its own release, and nobody would give it back.
         outcomes[item] = judged.or(otherwise);
     }
     Ok(locked)
 }
 
-/// Those of the locked items that a transaction of their last holder's pins: theirs until it ends, which may be long.
+/// Those of the locked items that are pinned by a transaction of their last holder. It keeps them until it ends, which may
+/// take long.
 async fn pinned(
     connection: &mut Connection,
     items: &[Acquire],
@@ -120,7 +123,7 @@ async fn pinned(
     Ok(locked.into_iter().zip(is_pinned).filter_map(|(item, is_pinned)| is_pinned.then_some(item)).collect())
 }
 
-/// What a row that was read after a race says; an expired one of another run says nothing.
+/// The outcome that a row shows which was read after a race. `None` for an expired lease of another run.
 fn judge(connection: &Connection, item: &Acquire, row: &PgRow) -> Result<Option<AcquireOutcome>, StoreError> {
     let holder = row::holder(connection, row)?;
     if holder.run_id == item.run_id {

@@ -1,4 +1,4 @@
-//! Logging in to one server: with what it takes at this moment, and not again and again what was refused.
+//! Logging in to one server, with the password as it is now. What the server has refused is not tried again and again.
 
 use std::time::Duration;
 
@@ -17,21 +17,21 @@ use crate::store::{Bounds, StoreError};
 pub(super) struct LoginAttempt<'a> {
     server: &'a Server,
     pub(super) options: PgConnectOptions,
-    /// What is not to be repeated if it is refused. `None` where each log-in has another password.
+    /// What must not be repeated if it is refused. `None` where each log-in has another password.
     login: Option<Login>,
     /// Why there is no password.
     remark: Option<String>,
     longest_pause: Duration,
 }
 
-/// The longest pause after a refused log-in; shorter where an attempt has less time.
+/// The longest pause after a refused log-in. It is shorter where an attempt has less time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl Server {
-    /// Finds out who logs in, for a session with these bounds; `None`: without any setting of ours.
+    /// Finds out who logs in, for a session with these bounds. With `None`, the session gets no settings of ours.
     ///
     /// # Errors
-    /// As before, while the pause after a refusal lasts; no certificate; no answer of the program that was asked.
+    /// The earlier refusal, while the pause after it lasts. Or a certificate is missing, or the program gave no log-in.
     pub(super) async fn log_in(&self, bounds: Option<Bounds>) -> Result<LoginAttempt<'_>, StoreError> {
         let longest_pause = bounds.map_or(LONGEST_PAUSE, |bounds| bounds.statement.min(LONGEST_PAUSE));
         let FoundPassword { password, remark } = self.read_files().await?;
@@ -64,7 +64,7 @@ impl Server {
         })
     }
 
-    /// Not on this thread, on which renewals may wait: a home directory may be on the network.
+    /// Reads on a thread of its own: renewals wait on this one, and a home directory may be on the network.
     async fn read_files(&self) -> Result<FoundPassword, StoreError> {
         if let Some(found) = self.passwords.without_files().filter(|_| !self.tls.has_files()) {
             return Ok(found);
@@ -80,7 +80,7 @@ impl Server {
 }
 
 impl LoginAttempt<'_> {
-    /// Waits for the connection, no longer than the URL says, and notes whether it was refused.
+    /// Waits for the connection, no longer than the URL allows, and notes whether it was refused.
     pub(super) async fn complete<T>(
         self,
         connecting: impl Future<Output = Result<T, sqlx::Error>>,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures::{
-    StreamExt as _,
+    Stream, StreamExt as _,
     future::{Either, select},
     stream::FuturesUnordered,
 };
@@ -32,7 +32,7 @@ pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Connectio
     search(target, bounds, |server| visit(server, bounds, Purpose::Work)).await
 }
 
-/// A connection for whoever only looks: to the authority where it can be had, else to a server that takes no writes.
+/// A connection that is only to read: to the server that takes writes if there is one, else to one that does not.
 pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Connection, StoreError> {
     let second_best = Mutex::new(None);
     let found = search(target, bounds, |server| async {
@@ -50,7 +50,7 @@ pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Connectio
     });
     let found = match target.in_order().len() {
         1 => found.await,
-        // A silent server must not keep the answer of another one back.
+        // One server's silence must not hold back the answer of another.
         _ => timeout(share(bounds, 1), found)
             .await
             .unwrap_or_else(|_elapsed| Err(StoreError::silent(&target.location, share(bounds, 1)))),
@@ -70,8 +70,10 @@ pub(super) async fn open(server: &Server, bounds: Option<Bounds>) -> Result<PgCo
     attempt.complete(options.connect()).await
 }
 
-/// Visits one server after the other, until one will do; one that is silent is visited on beside the next. What one server refuses for certain (a password, say), another may grant: the
-/// refused one may have been fenced off after a failover.
+/// Visits one server after the other, until one will do. While a server is silent, the next one is visited besides.
+///
+/// A server may refuse for certain (the password, say) what another one grants: it may have been fenced off after a
+/// failover. So a refusal does not end the search.
 pub(super) async fn search<'a, T, V>(
     target: &'a Target,
     bounds: Bounds,
@@ -83,7 +85,7 @@ where
     target.warn();
     let servers = target.in_order();
     if let [only] = servers[..] {
-        // Whoever asks bounds the whole.
+        // The caller bounds the whole wait.
         return visit(only).await;
     }
     let share = share(bounds, servers.len());
@@ -92,47 +94,49 @@ where
     while let Some(server) = servers.next() {
         let visit = visit(server);
         visits.push(async move { (server, visit.await) });
-        // The last one is waited for as long as whoever asks does.
-        let share = async {
-            match servers.len() {
-                0 => pending().await,
-                _ => sleep(share).await,
-            }
-        };
-        let mut share = pin!(share);
-        loop {
-            match select(visits.next(), &mut share).await {
-                Either::Left((Some((server, Ok(found))), _)) => {
-                    server.turn.prefer();
-                    return Ok(found);
-                }
-                Either::Left((Some((refused, Err(refusal))), _)) => {
-                    refusals.push((refused, refusal));
-                    if std::ptr::eq(refused, server) {
-                        break;
-                    }
-                }
-                Either::Left((None, _)) => break,
-                Either::Right(_) => {
-                    server.turn.pass_over();
-                    break;
-                }
-            }
-        }
-    }
-    while let Some((server, visited)) = visits.next().await {
-        match visited {
-            Ok(found) => {
-                server.turn.prefer();
-                return Ok(found);
-            }
-            Err(refusal) => refusals.push((server, refusal)),
+        // For the last one there is no next: all that are still silent are waited for as long as the caller likes.
+        let patience = (servers.len() > 0).then_some(share);
+        if let Some((server, found)) = first_to_do(&mut visits, server, patience, &mut refusals).await {
+            server.turn.prefer();
+            return Ok(found);
         }
     }
     Err(nobody(target, &refusals))
 }
 
-/// How long a server may be silent until the next one is visited besides: it may be gone, or the line be slow.
+/// Waits until a server will do. `None`: the newest one has refused or was silent for too long, or all have refused.
+async fn first_to_do<'a, T>(
+    visits: &mut (impl Stream<Item = (&'a Server, Result<T, StoreError>)> + Unpin),
+    newest: &Server,
+    patience: Option<Duration>,
+    refusals: &mut Vec<(&'a Server, StoreError)>,
+) -> Option<(&'a Server, T)> {
+    let silence = async {
+        match patience {
+            Some(patience) => sleep(patience).await,
+            None => pending().await,
+        }
+    };
+    let mut silence = pin!(silence);
+    loop {
+        match select(visits.next(), &mut silence).await {
+            Either::Left((Some((server, Ok(found))), _)) => return Some((server, found)),
+            Either::Left((Some((refused, Err(refusal))), _)) => {
+                refusals.push((refused, refusal));
+                if patience.is_some() && std::ptr::eq(refused, newest) {
+                    return None;
+                }
+            }
+            Either::Left((None, _)) => return None,
+            Either::Right(_) => {
+                newest.turn.pass_over();
+                return None;
+            }
+        }
+    }
+}
+
+/// How long a server may be silent until the next one is visited besides. It may be gone, or the network may be slow.
 fn share(bounds: Bounds, servers: usize) -> Duration {
     (bounds.statement * 3 / 4).min(Duration::from_secs(10)) / servers.try_into().unwrap_or(u32::MAX)
 }
@@ -147,7 +151,7 @@ async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Conn
     Ok(connection)
 }
 
-/// One round trip: whether the server is one for what the session is for, and whether its schema fits.
+/// Checks in one round trip that the server is fit for the connection's purpose, and that its schema fits.
 pub(super) async fn check(connection: &mut Connection) -> Result<(), StoreError> {
     let keeps_settings = !connection.is_pooled();
     let values = vec![Value::Flag(keeps_settings), Value::Number(connection.longest_commit())];
@@ -162,14 +166,14 @@ pub(super) async fn check(connection: &mut Connection) -> Result<(), StoreError>
     schema::check(newest, connection.location())
 }
 
-/// Whether a server will do, for a connection that has just been opened.
+/// What a connection asks its server as soon as it is open.
 pub(super) const PROBE: &str = concat!(include_str!("server.sql"), include_str!("probe.sql"));
 
 /// Whether the server takes no writes.
 pub(super) const READ_ONLY: &str =
     "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
 
-/// For a server whose schema may not be there.
+/// The same for a server that may have no schema yet.
 async fn check_writable(connection: &mut Connection) -> Result<(), StoreError> {
     let row = connection.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
     match connection.read(&row, "read_only")? {
@@ -178,8 +182,10 @@ async fn check_writable(connection: &mut Connection) -> Result<(), StoreError> {
     }
 }
 
-/// Why none of the servers will do. What is wrong with the schema is so on all of them. Otherwise it is certain only
-/// if every server has refused for certain.
+/// Why none of the servers will do.
+///
+/// A fault of the schema is the same on all of them, so one server's word is enough. Any other refusal is certain only if
+/// every server has refused for certain.
 pub(super) fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> StoreError {
     let is_of_the_schema = |error: &StoreError| {
         matches!(error, StoreError::SchemaMissing { .. } | StoreError::SchemaTooNew { .. })
@@ -198,7 +204,7 @@ pub(super) fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> Sto
     }
 }
 
-/// An error of one server, among others'.
+/// One server's error, as a part of a message about several.
 pub(super) fn told(server: &Server, error: &StoreError) -> String {
     match error {
         StoreError::Unavailable { detail, .. } => format!("{}: {detail}", server.address),

@@ -1,4 +1,4 @@
-//! One open connection: it sends statements, and judges who has answered.
+//! One open connection. It sends statements, and judges whether the server that has answered can be believed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     watch::Standby,
 };
 
-/// How often a statement is sent that the server rolls back for the sake of another.
+/// How often a statement is sent if the server keeps rolling it back in favour of another.
 const ATTEMPTS: usize = 4;
 
 /// An open connection.
@@ -106,7 +106,7 @@ impl Connection {
         &self.naming
     }
 
-    /// Whether the next statement may reach another server session.
+    /// Whether the next statement may reach another server session, as behind PgBouncer.
     pub(super) fn is_pooled(&self) -> bool {
         self.pooled
     }
@@ -121,8 +121,10 @@ impl Connection {
         self.longest_commit
     }
 
-    /// A lock may be held by a session that waits for a synchronous standby, and will for ever where that has become
-    /// the primary: then this server is as good as silent, and the next is to be asked.
+    /// Refuses this server if its commits are not answered.
+    ///
+    /// The holder of a lock may be waiting for a synchronous standby. If that has become the primary, it waits for ever. Then
+    /// this server is as good as silent, and the next one has to be asked.
     pub(super) async fn refuse_if_awaiting(&mut self) -> Result<(), StoreError> {
         if !self.turn.has_others() {
             return Ok(());
@@ -137,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// This server's commits are not answered, and another is to be asked first.
+    /// From now on another server is asked first.
     fn refuse_awaiting(&self) -> StoreError {
         self.turn.pass_over();
         fault::awaits_standby(&self.location)
@@ -148,7 +150,7 @@ impl Connection {
         self.turn.index()
     }
 
-    /// Heeds whether commits are answered here. For whoever only looks there may be nothing better.
+    /// Takes notice of whether commits are answered here. To look, a server that answers none may still be the best there is.
     pub(super) fn heed_awaiting(&mut self, awaits_standby: bool) -> Result<(), StoreError> {
         self.awaits_standby = awaits_standby;
         match self.purpose {
@@ -157,15 +159,16 @@ impl Connection {
         }
     }
 
-    /// Whether, when that was asked, commits here waited for a standby.
+    /// Whether commits waited for a standby here when that was last asked.
     pub(super) fn awaits_standby(&self) -> bool {
         self.awaits_standby
     }
 
-    /// Sends a statement, again if the server rolled it back for the sake of another.
+    /// Sends a statement, and sends it again if the server rolled it back in favour of another.
     ///
-    /// Dropping the future says that the answer took too long. A primary that waits for a standby which has taken its
-    /// place still accepts connections and answers what is read: only this tells that another server is to be asked.
+    /// Dropping the future says that the answer took too long. A primary may wait for a standby that has taken its place, and
+    /// still accept connections and answer reads. Then the dropped future is the only sign that another server has to be
+    /// asked.
     pub(super) async fn fetch(&mut self, statement: &Statement<'_>) -> Result<Vec<PgRow>, StoreError> {
         let mut attempt = 1;
         loop {
@@ -195,7 +198,7 @@ impl Connection {
         rows.into_iter().next().ok_or_else(|| self.unavailable("it answered without a row"))
     }
 
-    /// Has a statement parsed, unless each is parsed anew.
+    /// Has a statement parsed ahead of its first use, unless every statement is parsed each time.
     pub(super) async fn prepare(&mut self, sql: &'static str) -> Result<(), StoreError> {
         if self.pooled {
             return Ok(());
@@ -204,7 +207,7 @@ impl Connection {
         prepared.map(drop).map_err(|error| fault::on_use(error, &self.location, &self.naming))
     }
 
-    /// One round trip, and no statement.
+    /// One round trip without a statement.
     pub(super) async fn ping(&mut self) -> Result<(), StoreError> {
         let answered = self.connection.ping().await;
         answered.map_err(|error| fault::on_use(error, &self.location, &self.naming))
@@ -218,7 +221,7 @@ impl Connection {
         row.try_get(column).map_err(|error| self.unavailable(&error.to_string()))
     }
 
-    /// An answer that is none: what was asked may have happened all the same.
+    /// For an answer that cannot be used. What was asked may have happened all the same.
     pub(super) fn unavailable(&self, detail: &str) -> StoreError {
         StoreError::Unavailable { location: self.location.to_string(), detail: detail.to_owned() }
     }

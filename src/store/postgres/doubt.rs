@@ -1,23 +1,23 @@
-//! Whether a server, and what it shows to this role, can be believed.
+//! Why the answer of a server may not be the truth.
 //!
-//! Invariant I1: only the authority says who holds a session. A standby and a primary that was demoted have been told
-//! nothing for a while; a view, or a policy of row-level security, may hide the row of a session that is held, and then
-//! it would look idle.
+//! Only the authority says who holds a session (invariant I1). A standby, or a primary that was demoted, may have missed the
+//! latest changes. A view, or a policy of row-level security, may hide the row of a session that is held, so that it looks
+//! idle.
 
 use crate::store::StoreError;
 
-/// What a statement that begins with `server.sql` says of its server.
+/// What a statement that begins with `server.sql` finds out about its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// Somebody has put something else in the place of the table.
+    /// Something else stands in the place of the table, a view for example.
     NoTable,
     /// Policies decide which rows this role sees.
     RowSecurity,
-    /// It repeats what a primary has done.
+    /// It only repeats what a primary does.
     Standby,
-    /// It may have been the primary once: nobody can write here.
+    /// Nobody can write here. It may have been the primary once.
     ReadOnly,
-    /// It is the authority; this role has been set to only read.
+    /// It is the authority, but this role may only read.
     ReadOnlyRole,
 }
 
@@ -32,7 +32,7 @@ impl Doubt {
         }
     }
 
-    /// Nothing that such a server shows is to be believed, whatever it is wanted for.
+    /// Whether a session that is held may look idle. Then no answer is of any use, not even to somebody who only looks.
     pub(super) fn hides_rows(self) -> bool {
         matches!(self, Self::NoTable | Self::RowSecurity)
     }
@@ -74,6 +74,6 @@ impl Doubt {
 const NO_TABLE: &str = "session_lease is not a table but a view or the like, which may hide sessions that are held; give \
     the table its name back, and let this role use that";
 
-/// Any policy counts: what it would hide is not known before it is too late.
+/// Any policy counts, because what it would hide is not known before it is too late.
 pub(super) const ROW_SECURITY: &str = "row-level security may hide sessions that are held from this role; ALTER ROLE … \
     BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY for the tables session_lease and migration";

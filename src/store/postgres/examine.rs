@@ -1,7 +1,7 @@
 //! Looking at PostgreSQL servers: what `tenure doctor` shows.
 //!
-//! The sessions here set nothing that they are to look at: what they see is what holds for the role and the database. All
-//! statements are sent as text, so that it does not matter whether there is a PgBouncer in between.
+//! These sessions set nothing that they are to look at, so they see what holds for the role and the database. All statements
+//! are sent as text, so that a PgBouncer in between makes no difference.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ mod room;
 mod trial;
 mod visit;
 
-/// All findings about the server that leases would be asked of, and what the others are.
+/// All findings about the server that leases would be asked of, and one about each of the others.
 pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>, StoreError> {
     let (mut visits, mut refusals) = (Vec::new(), Vec::new());
     for server in target.in_order() {
@@ -33,7 +33,7 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
     findings.extend(target.remark().map(|remark| {
         Finding::warning("url", remark, "take them out of the URL, unless other programs need them in it")
     }));
-    // A standby tells something, too, if there is nothing better.
+    // If there is nothing better, a standby is examined.
     let is_authority = |visit: &Visit<'_>| matches!(visit.doubt, None | Some(Doubt::ReadOnlyRole));
     let chosen = visits.iter().position(is_authority).unwrap_or(0);
     if visits.is_empty() {
@@ -65,7 +65,7 @@ pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>,
     Ok(findings)
 }
 
-/// What cannot be looked at takes nothing away from what was found before.
+/// If one thing cannot be looked at, that is a finding, and the others stay.
 fn or_failure(check: &'static str, found: Result<Vec<Finding>, StoreError>) -> Vec<Finding> {
     found.unwrap_or_else(|error| vec![Finding::failure(check, error)])
 }
@@ -78,10 +78,10 @@ struct Rights {
     suffice: bool,
 }
 
-/// Whether there is one, and the rights that its use needs.
+/// Whether there is a schema that this release can use, and what the role may do with it.
 async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> Rights {
     const DOUBT: &str = concat!(include_str!("server.sql"), "SELECT doubt FROM server");
-    // Where there is no schema, or none that may be used, the next question tells.
+    // If there is no schema, or the role may not use it, the next question finds that out.
     let doubt = visit.row(DOUBT).await.ok();
     let doubt = doubt.and_then(|row| visit.read::<Option<&str>>(&row, "doubt").ok().flatten().map(Doubt::of));
     if let Some(doubt) = doubt.filter(|doubt| doubt.hides_rows()) {
@@ -121,7 +121,7 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> R
     Rights { to_look: may_look, suffice: is_sufficient }
 }
 
-/// How long a round trip and a commit take, and how the clocks go.
+/// How long a round trip and a commit take, and how the clocks run.
 async fn measure(visit: &mut Visit<'_>, plan: Plan, findings: &mut Vec<Finding>) -> Option<Clocks> {
     let samples = watch_clocks(visit, plan.lasting).await.unwrap_or_else(|error| {
         findings.push(Finding::failure("round_trip", error));
@@ -139,7 +139,7 @@ async fn measure(visit: &mut Visit<'_>, plan: Plan, findings: &mut Vec<Finding>)
 
 async fn watch_clocks(visit: &mut Visit<'_>, lasting: Duration) -> Result<Vec<ClockSample>, StoreError> {
     const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS clock";
-    // The first answer may have had to wait for a session of its own.
+    // The first answer does not count: it may have had to wait for a connection.
     visit.row(CLOCK).await?;
     let (until, mut samples) = (Instant::now() + lasting, Vec::new());
     loop {
@@ -153,16 +153,16 @@ async fn watch_clocks(visit: &mut Visit<'_>, lasting: Duration) -> Result<Vec<Cl
     }
 }
 
-/// What a standby is asked, whose rate is not what matters.
+/// For how long a standby's clock is watched. Its rate does not matter.
 const ENOUGH_FOR_AN_OFFSET: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_micros(1);
 const LEAST_SAMPLES: usize = 10;
 const COMMITS: usize = 10;
 
-/// A message in the write-ahead log: a commit with a flush, and with whatever a commit waits for besides, that touches
-/// no table. Where tenure's own sessions would turn synchronous_commit on, this does.
+/// Commits a message in the write-ahead log. That touches no table, and waits for all that a commit waits for. It turns
+/// synchronous_commit on where tenure's own sessions would.
 ///
-/// A commit may never be answered, by a primary that has lost its synchronous standby: then no lease can be held.
+/// A primary that has lost its synchronous standby may never answer a commit. Then no lease can be held.
 async fn measure_commits(visit: &mut Visit<'_>) -> Finding {
     const ADVICE: &str = "look at the server's log, at its disk, and whether its synchronous standbys are there: a \
                           grant and a renewal wait for the same things";
@@ -201,8 +201,8 @@ async fn examine_table(visit: &mut Visit<'_>) -> Result<Vec<Finding>, StoreError
     judge::table(visit, &table)
 }
 
-/// Two open connections never have the same server session, unless somebody in between hands them out; and a setting
-/// that was sent at connection is there, unless somebody has dropped it.
+/// Two open connections have the same server session only if a pooler hands sessions out. And a setting that was sent at
+/// connection is missing only if something in between has dropped it.
 async fn examine_pooler(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
     const SESSION: &str = "SELECT pg_backend_pid() AS pid, \
         (SELECT reset_val::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout";

@@ -1,7 +1,7 @@
 //! What an error of the server or the driver proves.
 //!
-//! The choice between [`StoreError::Unavailable`] (it may have happened) and the others (it certainly did not) is
-//! the caller's base for what it does next (invariant I9): in doubt, it is the former.
+//! [`StoreError::Unavailable`] says that what was asked may have happened, and the other errors that it certainly did not.
+//! What the caller does next depends on that (invariant I9). In doubt, the error is `Unavailable`.
 
 use std::error::Error as _;
 
@@ -10,16 +10,16 @@ use sqlx::{Error, postgres::PgDatabaseError};
 use super::{doubt::ROW_SECURITY, naming::Naming, server::Server};
 use crate::{limits, store::StoreError, text::printable};
 
-/// What it takes to use the schema, in the words for the default one.
+/// The rights that holding leases needs, written for the default schema.
 pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON tenure.migration; \
     GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.session_lease; GRANT USAGE, UPDATE ON SEQUENCE \
     tenure.fence_floor; GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint)";
 
-/// What it takes to look.
+/// The rights that looking needs.
 pub(super) const GRANTS_TO_LOOK: &str = "to look, the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON \
     tenure.migration, tenure.session_lease";
 
-/// What to do where no connection is left: for the server, for the role or for the database.
+/// What to do when the server, the role or the database may have no more connections.
 const SLOTS: &str = "no connection is left: end some that are idle, raise max_connections, the role's limit (ALTER \
     ROLE … CONNECTION LIMIT) or the database's (ALTER DATABASE … CONNECTION LIMIT), or put a PgBouncer in between; \
     `tenure doctor` shows what is used";
@@ -40,7 +40,7 @@ pub(super) fn is_timeout(error: &Error) -> bool {
     code(error).as_deref() == Some("57014")
 }
 
-/// With what is known besides of the password that was not found.
+/// `remark` says why no password was found, if so.
 pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) -> StoreError {
     let location = server.location.to_string();
     let detail = describe(&error);
@@ -88,17 +88,17 @@ pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) 
     }
 }
 
-/// As the role needs it.
+/// [`GRANTS`] for the schema in question.
 pub(super) fn grants(naming: &Naming) -> String {
     naming.text(GRANTS).into_owned()
 }
 
-/// Of a statement that uses the schema.
+/// The error of a statement that uses the schema.
 pub(super) fn on_use(error: Error, location: &str, naming: &Naming) -> StoreError {
     on_statement(error, location, &grants(naming))
 }
 
-/// With the remedy for want of a permission.
+/// The same with a remedy of its own for a missing right.
 pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreError {
     let location = location.to_owned();
     let detail = describe(&error);
@@ -138,7 +138,7 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
     }
 }
 
-/// The server takes no writes.
+/// The server takes no writes. (Whether it is a standby was not asked.)
 pub(super) fn read_only(location: &str) -> StoreError {
     let detail = "it is read-only; it may be a standby, or default_transaction_read_only be on for the role (ALTER ROLE … \
                   RESET default_transaction_read_only), the database or the server";
@@ -153,7 +153,7 @@ pub(super) fn after_a_change(error: StoreError, location: &str) -> StoreError {
     }
 }
 
-/// By the place in the server's source: its words are in its own language.
+/// Judged by the place in the server's source that raised it. The message may be in any language.
 fn is_of_row_security(error: &Error) -> bool {
     let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
     let routine = error.and_then(PgDatabaseError::routine);
@@ -161,7 +161,7 @@ fn is_of_row_security(error: &Error) -> bool {
     matches!(routine, Some("check_enable_rls" | "ExecWithCheckOptions"))
 }
 
-/// What PgBouncer and the proxies of clouds say of settings that are sent at connection.
+/// Whether PgBouncer, or the proxy of a cloud, complains about the settings that are sent at connection.
 fn is_of_start_up(detail: &str) -> bool {
     let detail = detail.to_ascii_lowercase();
     ["startup parameter", "start-up", "options", "startup"].iter().any(|word| detail.contains(word))

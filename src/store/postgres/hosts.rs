@@ -1,5 +1,5 @@
-//! The servers that are named: `postgres://h1:5432,h2:5433/db`, or `?host=h1,h2&port=5432,5433`, or the variables PGHOST
-//! and PGPORT, where the URL names none.
+//! The servers that are named by the URL, as `postgres://h1:5432,h2:5433/db` or `?host=h1,h2&port=5432,5433`, or else by the
+//! variables PGHOST and PGPORT.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::{store::StoreError, text::printable};
 pub(super) struct Address {
     /// A name, an address, or the directory of a Unix socket.
     pub(super) host: String,
-    /// Where to connect to, if it is not to be looked up.
+    /// The IP address to connect to, if the host is not to be looked up.
     pub(super) at: Option<String>,
     pub(super) port: u16,
 }
@@ -63,14 +63,14 @@ impl Address {
 
 fn elements<'a>(list: &'a str, of: &str) -> Result<Vec<&'a str>, StoreError> {
     let elements: Vec<_> = list.split(',').map(str::trim).collect();
-    // Of the ports an empty one is the usual one.
+    // An empty port stands for the usual one.
     if of != "port" && elements.contains(&"") {
         return Err(refused(format!("one {of} of its list is empty; write it as {of}1,{of}2")));
     }
     Ok(elements)
 }
 
-/// Not shown in the error: it may be the end of a password.
+/// The error does not show it: it may be the end of a password.
 fn port(text: &str) -> Result<u16, StoreError> {
     match text.parse() {
         Ok(port) if port > 0 => Ok(port),
@@ -84,7 +84,7 @@ fn unbracketed(host: &str) -> String {
     bare.unwrap_or(host).to_owned()
 }
 
-/// The directory where a server of this machine has its socket, else this machine by its name.
+/// The directory in which a server on this machine has its socket, or else `localhost`.
 fn default_host(port: u16) -> String {
     let socket = format!(".s.PGSQL.{port}");
     let has_socket = |directory: &&&str| Path::new(directory).join(&socket).exists();

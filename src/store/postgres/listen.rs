@@ -16,7 +16,7 @@ use crate::{
     store::{Bounds, Hint, Listener, StoreError},
 };
 
-/// Begins to listen for a node, where leases are written.
+/// Begins to listen for a node, on the server where leases are written.
 pub(super) async fn open(
     target: &Target,
     node: NodeId,
@@ -38,7 +38,7 @@ struct Channel {
 impl Channel {
     async fn open(server: &Server, node: NodeId, bounds: Bounds) -> Result<Self, StoreError> {
         let attempt = server.log_in(Some(bounds)).await?;
-        // The driver's listener takes its one connection from a pool; when it is lost, both are given up.
+        // The driver's listener takes its one connection from a pool. When the connection is lost, both are given up.
         let pool: Pool<Postgres> = PoolOptions::new()
             .max_connections(1)
             .idle_timeout(None)
@@ -55,7 +55,8 @@ impl Channel {
         Ok(channel)
     }
 
-    /// As a connection that works with leases: this one lives as long, and is at rest for longer.
+    /// Checks the server and sets the session up, as for a connection that works with leases. This one lives as long, and is
+    /// idle for longer.
     async fn settle(&mut self, longest_commit: i64) -> Result<(), StoreError> {
         let probe = sqlx::query(self.naming.sql(connect::PROBE)).bind(true).bind(longest_commit);
         let answer = probe.persistent(false).fetch_one(&mut *self.listener()?).await;
@@ -68,7 +69,7 @@ impl Channel {
         }
     }
 
-    /// Whoever asks a run to stop does so where writes are taken.
+    /// Requests to stop are written, so they are made at the server that takes writes.
     fn takes_writes(&self, read_only: Result<bool, sqlx::Error>) -> Result<(), StoreError> {
         match read_only.map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
             true => Err(fault::read_only(&self.location)),
@@ -76,7 +77,7 @@ impl Channel {
         }
     }
 
-    /// First the channel, then the lock by which whoever asks a run to stop knows that somebody listens.
+    /// Opens the channel, and then takes the lock by which others know that somebody listens.
     async fn begin(&mut self, node: NodeId) -> Result<(), StoreError> {
         let (location, naming) = (self.location.clone(), self.naming.clone());
         let failed = |error| fault::on_use(error, &location, &naming);
@@ -84,7 +85,7 @@ impl Channel {
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
         listener.listen(&channel(node)).await.map_err(failed)?;
-        // Shared: an earlier connection of this node may be dead without the server having noticed.
+        // The lock is shared: an earlier connection of this node may be dead, and the server may not have noticed yet.
         let lock = sqlx::query("SELECT pg_advisory_lock_shared($1)").bind(lock_key(node));
         lock.execute(&mut *listener).await.map_err(failed)?;
         Ok(())
@@ -124,7 +125,7 @@ impl Listener for Channel {
     }
 }
 
-/// The driver's listener says its goodbye in a task, for which it needs a runtime.
+/// The driver's listener says goodbye in a task, for which it needs a runtime.
 impl Drop for Channel {
     fn drop(&mut self) {
         let _entered = self.runtime.enter();
@@ -132,12 +133,12 @@ impl Drop for Channel {
     }
 }
 
-/// As in `stop.sql`.
+/// The name of the channel, as `stop.sql` builds it.
 fn channel(node: NodeId) -> String {
     format!("tenure_{}", node.as_uuid().simple())
 }
 
-/// As in `stop.sql`: the first half of the node's id.
+/// The first half of the node's id, as `stop.sql` builds it.
 fn lock_key(node: NodeId) -> i64 {
     let (half, _) = node.as_uuid().as_u64_pair();
     i64::from_be_bytes(half.to_be_bytes())

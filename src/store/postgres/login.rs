@@ -1,4 +1,4 @@
-//! Credentials that the program gives for each connection, because they last for minutes.
+//! Credentials that the program gives for each connection, because they last only for minutes.
 
 use std::{
     error::Error,
@@ -58,8 +58,8 @@ impl fmt::Debug for Login {
 type Given = Result<Login, Box<dyn Error + Send + Sync>>;
 type Provider = dyn Fn(LoginRequest) -> BoxFuture<'static, Given> + Send + Sync;
 
-/// The program's function, and the thread on which it is called: whatever it does there delays no renewal (invariant
-/// I10). The thread is there from the first call on, and ends when the last clone is dropped.
+/// The program's function, and the thread on which it is called. Whatever it does there delays no renewal (invariant I10).
+/// The thread is started by the first call, and ends when the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct LoginSource(Arc<LoginThread>);
 
@@ -120,14 +120,14 @@ impl LoginThread {
                     tokio::spawn(answer(provider.clone(), call));
                 }
             });
-            // What the program may still do in blocking calls is waited for by nobody.
+            // Nobody waits for what the program may still do in blocking calls.
             runtime.shutdown_background();
         })?;
         Ok(sender)
     }
 }
 
-/// Until nobody waits for it any more.
+/// Calls the program's function, and gives up when nobody waits for its answer any more.
 async fn answer(provider: Arc<Provider>, call: LoginCall) {
     let LoginCall { request, mut reply } = call;
     let asked = AssertUnwindSafe(async move { provider(request).await }).catch_unwind();
@@ -135,7 +135,7 @@ async fn answer(provider: Arc<Provider>, call: LoginCall) {
         given = asked => given,
         () = reply.cancellation() => return,
     };
-    // A panic drops the reply, which says so.
+    // A panic drops the reply. To the caller that says the same.
     if let Ok(given) = given {
         let _ = reply.send(given.map_err(|error| error.to_string()));
     }

@@ -1,4 +1,4 @@
-//! The connection of whoever only looks: it may be to a standby, for as long as there is nothing better.
+//! The connection that only reads. It may be to a standby, for as long as there is nothing better.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ pub(super) struct LookingConnection {
     search: Search,
 }
 
-/// For the server that takes writes, while a standby answers. No look waits for it.
+/// The search for the server that takes writes, while a standby answers. No look waits for it.
 enum Search {
     NotBefore(Instant),
     UnderWay(AbortOnDropHandle<Result<Connection, StoreError>>),
@@ -38,7 +38,7 @@ impl LookingConnection {
         Self { inner: WorkingConnection { connection }, target, bounds, search }
     }
 
-    /// Goes over to what a search has found, and begins another where a standby is all there is.
+    /// Changes to the server that a search has found, or begins a search if only a standby answers.
     fn prefer_the_authority(&mut self) {
         let servers = self.target.in_order().len();
         match &mut self.search {
@@ -62,7 +62,7 @@ impl LookingConnection {
     }
 }
 
-/// What writes is left to the server, which refuses it where it takes no writes.
+/// Verbs that write are passed on. A server that takes no writes refuses them itself.
 impl LeaseConnection for LookingConnection {
     fn acquire<'a>(
         &'a mut self,

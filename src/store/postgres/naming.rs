@@ -1,7 +1,7 @@
 //! The name of the schema, and SQL written for it.
 //!
-//! The embedded statements, and the remedies in messages, are written for a schema `tenure`, and name it wherever they
-//! name what is in it: no `search_path` matters. This is the one place where another name takes its place.
+//! The embedded statements, and the remedies in messages, are written for a schema `tenure`. They name the schema of
+//! everything that is in it, so that `search_path` does not matter. This is the one place that puts in another name.
 
 use std::{
     borrow::Cow,
@@ -21,12 +21,13 @@ pub(super) const DEFAULT: &str = "tenure";
 /// A schema's name.
 pub(super) struct Naming {
     name: String,
-    /// By the text as it is embedded. A connection finds its prepared statements by their text: each is rendered once.
+    /// The rendered texts by the embedded ones. Each is rendered once, because a connection finds its prepared statements by
+    /// their text.
     rendered: Mutex<HashMap<&'static str, Arc<str>>>,
 }
 
 impl Naming {
-    /// For a URL's parameter. The name is taken as it is in the catalog: upper case is not lowered.
+    /// From the URL's parameter. The name is the one in the catalog: upper case stays upper case.
     pub(super) fn parse(parameter: Option<String>) -> Result<Self, StoreError> {
         let name = parameter.unwrap_or_else(|| DEFAULT.to_owned());
         check(&name)?;
@@ -73,8 +74,8 @@ impl fmt::Debug for Naming {
     }
 }
 
-/// PostgreSQL allows any name in quotes. These need no further care in an identifier, a literal, a function's body, a
-/// message, a URL and a shell, and every database encoding has them.
+/// PostgreSQL allows any name in quotes. The names allowed here need no care in an identifier, a literal, the body of a
+/// function, a message, a URL or a shell, and every database encoding has their characters.
 fn check(name: &str) -> Result<(), StoreError> {
     let told = || printable(name);
     if name.is_empty() || name.len() > LONGEST {
@@ -87,7 +88,7 @@ fn check(name: &str) -> Result<(), StoreError> {
     if name.starts_with("pg_") || name == "information_schema" {
         return Err(refused(format!("schema={:?} is PostgreSQL's own; name another one", told())));
     }
-    // Two hyphens begin a comment, to whoever removes comments without reading the quotes.
+    // Two hyphens begin a comment for a reader that removes comments and does not know quotes.
     if name.contains("--")
         || !name.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-'))
     {
@@ -99,7 +100,7 @@ fn check(name: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// PostgreSQL cuts longer names off.
+/// In bytes. PostgreSQL cuts off the rest of a longer name.
 const LONGEST: usize = 63;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The parameters that libpq knows, and what becomes of each here.
 //!
-//! What cannot be done is never passed over where it was to make a connection safer: that is refused, with what to do
-//! instead. What cannot be done and is safe to leave is left, with one warning.
+//! Some parameters ask for what cannot be done here. If they were to make a connection safer, they are refused, with what to
+//! do instead. If it is safe to go on without them, they are left aside, with one warning.
 
 use super::uri::refused;
 use crate::{store::StoreError, text::printable};
@@ -9,14 +9,14 @@ use crate::{store::StoreError, text::printable};
 /// One parameter of a URL or of a service.
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    /// The variable that gives it where nothing else does; empty where none does.
+    /// The variable that gives it if nothing else does. Empty if there is no such variable.
     pub(super) variable: &'static str,
     rule: Rule,
 }
 
 enum Rule {
     Honoured,
-    /// Left aside, with a warning unless it is one of these values, which say what is done anyway.
+    /// Left aside. The values in the list say what is done anyway; any other is warned of.
     Ignored(&'static [&'static str]),
     /// Refused unless it is one of these values, with the remedy for what would be safer.
     Refused {
@@ -27,7 +27,7 @@ enum Rule {
     },
 }
 
-/// The one of this name.
+/// The parameter of this name.
 pub(super) fn find(name: &str) -> Result<&'static Parameter, StoreError> {
     let name = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, known)| known);
     PARAMETERS.iter().find(|known| known.name == name).ok_or_else(|| unknown(name))
@@ -45,7 +45,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Parameter> {
 }
 
 impl Parameter {
-    /// Whether this value has to be warned of.
+    /// Whether somebody has to be warned that this value has no effect.
     pub(super) fn check(&self, value: &str) -> Result<bool, StoreError> {
         match self.rule {
             Rule::Honoured => Ok(false),
@@ -80,7 +80,7 @@ const fn honoured(name: &'static str, variable: &'static str) -> Parameter {
 }
 
 const fn ignored(name: &'static str, done: &'static [&'static str]) -> Parameter {
-    // What is in the environment is for other programs, too: it is no reason to warn.
+    // Its variable is not read: what is in the environment may be for other programs, and is no reason to warn.
     Parameter { name, variable: "", rule: Rule::Ignored(done) }
 }
 
@@ -104,7 +104,7 @@ const fn choosing(
     Parameter { name, variable, rule: Rule::Refused { done, safer, remedy } }
 }
 
-/// The driver's names for the same.
+/// Other names for the same parameters, which the driver knows.
 const ALIASES: &[(&str, &str)] = &[
     ("ssl-mode", "sslmode"),
     ("ssl-root-cert", "sslrootcert"),

@@ -1,4 +1,4 @@
-//! Where the password of a connection comes from. It is looked up for each one, because it may have changed.
+//! Where the password of a connection comes from. It is looked up for each connection, because it may have changed.
 
 use std::{
     fs::{self, File},
@@ -35,7 +35,7 @@ pub(super) struct Account {
 #[derive(Default)]
 pub(super) struct FoundPassword {
     pub(super) password: Option<String>,
-    /// Why there is none, for people: what a server says that refuses does not tell.
+    /// Why there is none, for people. The server's refusal does not say that.
     pub(super) remark: Option<String>,
 }
 
@@ -45,14 +45,14 @@ impl Passwords {
         Ok(Self { given, service: settings.service.clone(), file: settings.path("passfile")? })
     }
 
-    /// What is known without looking into any file; `None` if one has to be looked into.
+    /// The password that is known without reading a file. `None` if a file has to be read.
     pub(super) fn without_files(&self) -> Option<FoundPassword> {
         let given = self.given.clone();
         let given = given.or_else(|| variable("PGPASSWORD").filter(|_| self.service.is_none()));
         given.map(|password| FoundPassword { password: Some(password), remark: None })
     }
 
-    /// Reads files: not for a thread that others wait for.
+    /// Reads files, so it must not run on a thread that others wait for.
     pub(super) fn look_up(&self, account: &Account) -> FoundPassword {
         let given = self.given.clone().or_else(|| self.service.as_ref()?.password());
         match given.or_else(|| variable("PGPASSWORD")) {
@@ -94,7 +94,7 @@ enum Text {
 }
 
 fn read(path: &Path) -> io::Result<Text> {
-    // Asked before it is opened: opening a pipe waits for its writer.
+    // This is asked before the file is opened, because opening a pipe waits for its writer.
     if !fs::metadata(path)?.is_file() {
         return Ok(Text::NoFile);
     }

@@ -1,5 +1,5 @@
-//! A log-in that was refused is not tried again before a pause, whichever of a store's connections wants it: what one
-//! was refused all would be, and servers lock accounts out, or slow everybody down, after many failures.
+//! After a refused log-in, none of a store's connections repeats it before a pause. All of them would be refused, and after
+//! many failures servers lock the account, or slow everybody down.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -16,7 +16,7 @@ use crate::store::StoreError;
 pub(super) struct Pause(Mutex<Option<RefusedLogin>>);
 
 struct RefusedLogin {
-    /// What the server refused, or `None` if there was nothing to show.
+    /// What the server refused. `None` if there was no password.
     login: Option<Login>,
     error: StoreError,
     /// In a row.
@@ -25,8 +25,8 @@ struct RefusedLogin {
 }
 
 impl Pause {
-    /// Whether this may be tried now. Whoever may has the next turn for himself: others are refused as before until it
-    /// has succeeded, or the pause after it is over. Something else than what was refused may be tried at once.
+    /// Whether this log-in may be tried now. If so, the caller is the only one who tries: others are refused as before until
+    /// it has succeeded, or the pause after it is over. Another password than the refused one may be tried at once.
     pub(super) fn begin(&self, login: Option<&Login>, longest: Duration) -> Result<(), StoreError> {
         match &mut *self.lock() {
             Some(refused) if refused.login.as_ref() == login => {
@@ -57,7 +57,7 @@ impl Pause {
     }
 }
 
-/// It doubles from an eighth of the longest on, and is jittered.
+/// The first pause is an eighth of the longest. Each further one is twice as long, and all are jittered.
 fn length(times: u32, longest: Duration) -> Duration {
     let full = (longest / 16).saturating_mul(1 << times.min(4)).min(longest);
     full.mul_f64(0.75 + 0.25 * fastrand::f64())

@@ -24,7 +24,7 @@ pub(super) async fn renew(
     let renewed = extend(connection, items).await;
     match (&renewed, untold(items)) {
         (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), Some(untold)) => {
-            // The leases first (invariant I12). Whose phase was to blame shows then, and it costs no other's.
+            // The leases come first (invariant I12). Then each phase is tried, and a bad one costs no other.
             let renewed = extend(connection, &untold).await?;
             tell(connection, items)
                 .await
@@ -35,7 +35,7 @@ pub(super) async fn renew(
     }
 }
 
-/// Renews those again that have a phase to tell, as far as the database takes it.
+/// Renews those items again that have a new phase, now with the phase, if the database takes it.
 async fn tell(connection: &mut Connection, items: &[Renew]) -> Result<(), StoreError> {
     let told: Vec<_> = items.iter().filter(|item| item.phase.is_some()).cloned().collect();
     let mut open = vec![&told[..]];

@@ -1,4 +1,4 @@
-//! Reading rows. What does not parse was written by something else: an error, never a panic.
+//! Reading rows. What does not parse was not written by tenure; that is an error, and never a panic.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use crate::{
     store::{Grant, Renewed, StoreError},
 };
 
-/// The place of the item that a row answers, counted from zero.
+/// Which item a row answers, counted from zero.
 pub(super) fn item(connection: &Connection, row: &PgRow, items: usize) -> Result<usize, StoreError> {
     let ordinality: i64 = connection.read(row, "item")?;
     usize::try_from(ordinality - 1).ok().filter(|item| *item < items).ok_or_else(|| {
@@ -35,7 +35,7 @@ pub(super) fn answers<T: Clone>(
     answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
 }
 
-/// Whether a row that was only read is of a lease.
+/// Whether the answer of a read has a lease in it.
 pub(super) fn is_there(connection: &Connection, row: &PgRow) -> Result<bool, StoreError> {
     Ok(connection.read::<Option<Uuid>>(row, "run_id")?.is_some())
 }
@@ -100,7 +100,7 @@ fn instant(connection: &Connection, micros: i64) -> Result<SystemTime, StoreErro
     instant.ok_or_else(|| connection.unavailable(&format!("{micros} µs since 1970 is no instant")))
 }
 
-/// From microseconds; what lies behind us is zero.
+/// From microseconds. A negative length, of a lease that has expired, is zero.
 fn length(micros: i64) -> Duration {
     Duration::from_micros(micros.try_into().unwrap_or(0))
 }

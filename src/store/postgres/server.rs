@@ -23,9 +23,9 @@ use crate::{
 
 /// One of the servers that a URL names.
 pub(super) struct Server {
-    /// All but who logs in.
+    /// Everything but who logs in.
     pub(super) options: PgConnectOptions,
-    /// Behind PgBouncer in transaction mode: no two statements need reach the same server session.
+    /// It is behind PgBouncer in transaction mode: each statement may reach another server session.
     pub(super) pooled: bool,
     /// For people: host and port, or the path of the socket.
     pub(super) address: String,
@@ -40,7 +40,7 @@ pub(super) struct Server {
     pub(super) login: Option<LoginSource>,
     pub(super) account: Account,
     pub(super) pause: Pause,
-    /// For connecting to it, besides the time that whoever asks has.
+    /// Bounds the wait for a connection, in addition to the caller's own time-out.
     pub(super) connect_timeout: Option<Duration>,
 }
 
@@ -86,7 +86,7 @@ impl Server {
         })
     }
 
-    /// For a session with these bounds; `None`: without any setting of ours. Who logs in is still to be said.
+    /// For a session with these bounds. With `None`, it gets no settings of ours. Who logs in is added later.
     pub(super) fn options(&self, bounds: Option<Bounds>) -> PgConnectOptions {
         let options = self.options.clone();
         let Some(bounds) = bounds.filter(|_| !self.pooled) else { return options };
@@ -100,17 +100,19 @@ impl Server {
         options.options(SETTINGS.iter().copied())
     }
 
-    /// Milliseconds after which a commit that others wait for counts as unanswered; less than zero where there is no
-    /// other server to ask.
+    /// Milliseconds after which a commit that others wait for counts as unanswered. It is negative if there is no other server
+    /// to ask.
     pub(super) fn longest_commit(&self, bounds: Bounds) -> i64 {
         let millis = i64::try_from(bounds.lock.as_millis() / 2).unwrap_or(i64::MAX);
         if self.turn.has_others() { millis } else { -1 }
     }
 }
 
-/// Besides what bounds a statement. A plan, and with it how long a statement takes, must not depend on what a role or a
-/// database has set for other work; these are the server's own defaults, but that nothing is compiled (`jit`), which
-/// takes longer than a short lease lasts, and that no statement waits for worker processes. Nor must what is seen.
+/// What our sessions set, besides the bounds of a statement.
+///
+/// The plan of a statement, and so the time it takes, must not depend on what a role or a database has set for other work.
+/// Most of these are the server's own defaults. Two differ: nothing is compiled (`jit`), which can take longer than a short
+/// lease lasts, and no statement waits for worker processes.
 pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("jit", "off"),
     ("max_parallel_workers_per_gather", "0"),
@@ -132,8 +134,10 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("exit_on_error", "off"),
 ];
 
-/// What is the same for every connection to a server. The driver reads PGOPTIONS by itself, and takes options in their
-/// raw form from a URL only; of that it would look for a password, if it had none.
+/// What is the same for every connection to a server.
+///
+/// The driver takes raw `options` only from a URL, and PGOPTIONS by itself. The URL gets a password so that the driver looks
+/// for none.
 fn options(
     address: &Address,
     settings: &ConnectionSettings,
@@ -164,7 +168,7 @@ fn options(
     })
 }
 
-/// sqlx wraps its errors in their own words, more than once.
+/// sqlx puts words of its own before the cause, sometimes twice.
 fn explain(error: &sqlx::Error) -> String {
     let text = error.to_string();
     format!("{}; {FORM}", text.trim_start_matches("error with configuration: "))
@@ -181,7 +185,7 @@ fn is_pooled(parameter: Option<&str>) -> Result<bool, StoreError> {
     }
 }
 
-/// Whole seconds; zero and less is no bound, and one is two, as in libpq.
+/// In whole seconds. As in libpq, zero or less means no bound, and one means two.
 fn connect_timeout(parameter: Option<&str>) -> Result<Option<Duration>, StoreError> {
     let Some(text) = parameter else { return Ok(None) };
     match text.trim().parse::<i64>() {
@@ -195,7 +199,7 @@ fn connect_timeout(parameter: Option<&str>) -> Result<Option<Duration>, StoreErr
     }
 }
 
-/// For people.
+/// Where the database is, for people.
 pub(super) fn location(address: &str, database: &str, naming: &Naming) -> Arc<str> {
     let database = printable(database);
     match naming.is_default() {

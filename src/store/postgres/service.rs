@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{store::StoreError, text::printable};
 
-/// A service, and the file that describes it.
+/// The name of a service, and the file that describes it.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     name: String,
@@ -16,7 +16,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// In the file that is named, else in PGSERVICEFILE, else in the user's own, else in the system's.
+    /// Looks in the file that is named, or else in PGSERVICEFILE, or else in the user's own file and then in the system's.
     pub(super) fn find(
         name: String,
         named: Option<PathBuf>,
@@ -56,13 +56,13 @@ impl Service {
         }
         let parameter = |line: &str| match line.split_once('=') {
             Some((name, value)) => Ok((name.trim_end().to_owned(), value.trim_start().to_owned())),
-            // Not shown: it may be a secret.
+            // The line is not shown: it may be a secret.
             None => Err(self.refused("one line of the service is not name=value")),
         };
         lines.take_while(|line| !line.starts_with('[')).map(parameter).collect()
     }
 
-    /// As it is now.
+    /// The password as it is in the file now.
     pub(super) fn password(&self) -> Option<String> {
         let parameters = self.parameters().ok()?;
         parameters.into_iter().rfind(|(name, _)| name == "password").map(|(_, value)| value)

@@ -1,4 +1,4 @@
-//! All that is said about a connection: by the URL, else by the service that is named, else by the `PG…` variables.
+//! All that is said about a connection. The URL counts first, then the service that is named, then the `PG…` variables.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// The parameters by their names. The password is not among those of the service and the environment: it may change,
-/// and is looked up for each connection.
+/// The parameters by their names. A password of the service or of the environment is not among them: it may change, so it
+/// is looked up for each connection.
 pub(super) struct ConnectionSettings {
     values: BTreeMap<&'static str, String>,
     /// `options[name]=value`: settings of the server.
     pub(super) of_the_server: Vec<(String, String)>,
-    /// What is left aside, and should not be so silently.
+    /// What is left aside, and has to be warned of.
     pub(super) ignored: Vec<&'static str>,
     pub(super) service: Option<Service>,
 }
@@ -60,7 +60,7 @@ impl ConnectionSettings {
             self.of_the_server.push((setting.to_owned(), value));
             return Ok(());
         }
-        // As libpq reads the URLs of JDBC.
+        // libpq reads the URLs of JDBC in this way.
         let (name, value) = match (name, value.as_str()) {
             ("ssl", "true") => ("sslmode", "require".to_owned()),
             _ => (name, value),
@@ -69,9 +69,9 @@ impl ConnectionSettings {
         if parameter.check(&value)? {
             self.ignored.push(parameter.name);
         }
-        // An unset variable in the place of a schema's name must not mean the default one.
+        // For a schema this is refused later: an unset variable in its place must not mean the default schema.
         match value.is_empty() && parameter.name != "schema" {
-            // As if it were not there.
+            // An empty value counts as none.
             true => self.values.remove(parameter.name),
             false => self.values.insert(parameter.name, value),
         };
@@ -92,7 +92,7 @@ impl ConnectionSettings {
         }
     }
 
-    /// Only what the URL does not say.
+    /// Adds what the URL does not say.
     fn add_service(&mut self, service: Service) -> Result<(), StoreError> {
         let said: Vec<_> = self.values.keys().copied().collect();
         for (name, value) in service.parameters()? {
@@ -107,7 +107,7 @@ impl ConnectionSettings {
         Ok(())
     }
 
-    /// Only what nothing else says.
+    /// Adds what neither the URL nor the service says.
     fn add_environment(&mut self, variable: &impl Fn(&str) -> Option<String>) -> Result<(), StoreError> {
         let names_a_server = self.value("host").or(self.value("hostaddr")).is_some();
         for parameter in parameter::all() {

@@ -1,8 +1,8 @@
-//! Sending one statement, in one of two ways.
+//! A statement, and the two ways to send it.
 //!
-//! Ordinarily statements are prepared once per connection, and their values are bound. PgBouncer in transaction
-//! mode may hand each message of that exchange to another server session (sqlx ends the preparation with a Sync of
-//! its own), so there the values are written into the text as literals, and the statement is one message.
+//! Ordinarily a statement is prepared once per connection, and its values are bound. That takes several messages, and
+//! PgBouncer in transaction mode may hand each of them to another server session (sqlx ends the preparation with a Sync of
+//! its own). So behind PgBouncer the values are written into the text as literals, and the statement is one message.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -14,7 +14,7 @@ pub(super) struct Statement<'a> {
     /// Each `$n` in it carries a cast to the type of its value.
     pub(super) sql: &'static str,
     values: Vec<Value<'a>>,
-    /// Planned for these very values, each time.
+    /// It is planned each time, for these very values.
     planned_anew: bool,
 }
 
@@ -35,12 +35,12 @@ impl<'a> Statement<'a> {
         Self { sql, values, planned_anew: false }
     }
 
-    /// For a statement whose best plan depends on its values.
+    /// Has the statement planned each time, because its best plan depends on its values.
     pub(super) fn planned_anew(self) -> Self {
         Self { planned_anew: true, ..self }
     }
 
-    /// `sql`: this statement's, for the schema in question.
+    /// `sql` is the text of this statement for the schema in question.
     pub(super) async fn send_bound(
         &self,
         sql: SqlStr,
@@ -69,8 +69,8 @@ impl<'a> Statement<'a> {
         connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(self.to_text(sql.as_str())))).await
     }
 
-    /// The statement with a literal for each `$n`; a `$` that no number follows stays. Without its comments: in one
-    /// of them, a value with a line break would be read as SQL.
+    /// The statement with a literal for each `$n`. A `$` without a number after it stays as it is. Comments are left out: a
+    /// value with a line break inside a comment would be read as SQL.
     fn to_text(&self, sql: &str) -> String {
         let code: Vec<_> =
             sql.lines().map(|line| line.split_once("--").map_or(line, |(code, _)| code)).collect();

@@ -23,8 +23,9 @@ pub(super) struct Target {
     /// For people, without any secret: all servers and the database.
     pub(super) location: Arc<str>,
     pub(super) naming: Arc<Naming>,
-    /// Parameters that are left aside, and whether that has been said.
+    /// Parameters of the URL that are left aside.
     ignored: Vec<&'static str>,
+    /// Whether that has been logged.
     is_told: AtomicBool,
 }
 
@@ -45,7 +46,7 @@ impl Target {
         Ok(Self { servers, location, naming, ignored: settings.ignored, is_told: AtomicBool::new(false) })
     }
 
-    /// As [`Server::pooled`], which one URL says of all.
+    /// As [`Server::pooled`]. It is the same for all servers of a URL.
     pub(super) fn is_pooled(&self) -> bool {
         self.servers.iter().any(|server| server.pooled)
     }
@@ -61,13 +62,13 @@ impl Target {
         Some(self.servers[0].turn.working())
     }
 
-    /// What of the URL is left aside, for people.
+    /// What in the URL has no effect, for people.
     pub(super) fn remark(&self) -> Option<String> {
         let names = self.ignored.join(", ");
         (!names.is_empty()).then(|| format!("{names} in the URL: no effect here, and none needed"))
     }
 
-    /// The same into the log, once.
+    /// Logs the same, once.
     pub(super) fn warn(&self) {
         if let Some(remark) = self.remark()
             && !self.is_told.swap(true, Ordering::Relaxed)
@@ -77,7 +78,7 @@ impl Target {
     }
 }
 
-/// A lease needs a server that takes writes, so that is what is looked for whichever of these is given.
+/// A lease needs a server that takes writes. That is what is looked for, whichever of these is given.
 fn check_session_attrs(parameter: Option<&str>) -> Result<(), StoreError> {
     match parameter {
         None | Some("any" | "read-write" | "primary") => Ok(()),

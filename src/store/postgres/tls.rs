@@ -1,5 +1,5 @@
-//! How a connection is encrypted, and how the server shows who it is. With the meaning that libpq gives to the same
-//! parameters, where the driver has another one.
+//! How a connection is encrypted, and how the server proves who it is. Parameters mean what they mean to libpq, also where
+//! the driver gives them another meaning.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ use crate::{store::StoreError, text::printable};
 #[derive(Debug, Clone)]
 pub(super) struct Tls {
     mode: PgSslMode,
-    /// `None`: only the authorities that the system trusts.
+    /// `None`: there are only the authorities that the system trusts.
     root: Option<PathBuf>,
     /// Certificate and key.
     own: Option<(PathBuf, PathBuf)>,
@@ -49,12 +49,12 @@ impl Tls {
         Ok(Self { mode, root, own })
     }
 
-    /// As everywhere where only this machine listens.
+    /// A Unix socket needs no encryption: nothing leaves the machine.
     pub(super) fn over_a_socket(self) -> Self {
         Self { mode: PgSslMode::Disable, ..self }
     }
 
-    /// Whether the server's certificate must have its name.
+    /// Whether the server's certificate must be for its name.
     pub(super) fn verifies_the_name(&self) -> bool {
         matches!(self.mode, PgSslMode::VerifyFull)
     }
@@ -63,7 +63,7 @@ impl Tls {
         self.root.is_some() || self.own.is_some()
     }
 
-    /// Whether the files are there: the driver's error would not name them. Reads the file system.
+    /// Whether the files can be read. The driver's error would not name them. Reads the file system.
     pub(super) fn check_files(&self) -> Result<(), StoreError> {
         if matches!(self.mode, PgSslMode::Disable) {
             return Ok(());
@@ -77,7 +77,7 @@ impl Tls {
         let options = options.ssl_mode(self.mode);
         let options = match &self.root {
             Some(root) => options.ssl_root_cert(root),
-            // What PGSSLROOTCERT says has been judged: the driver takes it for a file in any case.
+            // PGSSLROOTCERT was read already. The driver would take its value for a file in any case.
             None => options.ssl_root_cert_from_pem(Vec::new()),
         };
         match &self.own {
@@ -87,8 +87,8 @@ impl Tls {
     }
 }
 
-/// `allow` is `prefer` here: both do with any server, and the latter encrypts where it can. As in libpq, `require` is
-/// `verify-ca` where there is an authority to verify by, and that of the system allows nothing weaker than `verify-full`.
+/// `allow` is treated as `prefer`: both accept any server, and `prefer` encrypts where it can. As in libpq, `require` is
+/// `verify-ca` if there is an authority to verify by, and the system's authorities allow nothing weaker than `verify-full`.
 fn mode(settings: &ConnectionSettings, has_root: bool) -> Result<PgSslMode, StoreError> {
     let by_system = settings.value("sslrootcert") == Some("system");
     let word = settings.value("sslmode").unwrap_or(if by_system { "verify-full" } else { "prefer" });
@@ -111,7 +111,7 @@ fn mode(settings: &ConnectionSettings, has_root: bool) -> Result<PgSslMode, Stor
     }
     match settings.value("sslnegotiation") {
         None | Some("postgres") => Ok(mode),
-        // Asked for first all the same, which every server understands.
+        // The driver still asks first. Every server understands that.
         Some("direct") if !matches!(mode, PgSslMode::Disable | PgSslMode::Prefer) => Ok(mode),
         Some("direct") => Err(refused("sslnegotiation=direct needs sslmode=require or stronger".to_owned())),
         Some(other) => {

@@ -8,22 +8,22 @@ use std::sync::{
 /// Where one server stands among those to ask.
 #[derive(Clone)]
 pub(super) struct Turn {
-    /// The index of the one to ask first. Connections of several lanes change it at the same time; no order is wrong.
+    /// The index of the server to ask first. Several connections may change it at the same time; no order is wrong.
     first: Arc<AtomicUsize>,
-    /// The index of the one that was found to work last.
+    /// The index of the server that was found to work last.
     working: Arc<AtomicUsize>,
     index: usize,
     servers: usize,
 }
 
 impl Turn {
-    /// One for each of so many servers.
+    /// One turn for each of this many servers.
     pub(super) fn among(servers: usize) -> impl Iterator<Item = Self> {
         let (first, working) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         (0..servers).map(move |index| Self { first: first.clone(), working: working.clone(), index, servers })
     }
 
-    /// Of the server to ask first.
+    /// The index of the server to ask first.
     pub(super) fn first(&self) -> usize {
         self.first.load(Ordering::Relaxed)
     }
@@ -33,7 +33,7 @@ impl Turn {
         self.servers > 1
     }
 
-    /// This server works: it is asked first from now on.
+    /// This server works, so it is asked first from now on.
     pub(super) fn prefer(&self) {
         self.first.store(self.index, Ordering::Relaxed);
         self.working.store(self.index, Ordering::Relaxed);
@@ -43,18 +43,19 @@ impl Turn {
         self.index
     }
 
-    /// Of the server that was found to work last.
+    /// The index of the server that was found to work last.
     pub(super) fn working(&self) -> usize {
         self.working.load(Ordering::Relaxed)
     }
 
-    /// This one is silent, which takes time to notice: the one after it is asked first from now on.
+    /// This server is silent. That takes time to notice, so the one after it is asked first from now on.
     pub(super) fn pass_over(&self) {
         let next = (self.index + 1) % self.servers;
         let _ = self.first.compare_exchange(self.index, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// To be held while an answer is awaited: it is passed over if nobody waits any longer.
+    /// To be held while an answer is awaited. If it is dropped before, the caller has lost patience, and this server is passed
+    /// over.
     pub(super) fn awaited(&self) -> Awaited {
         Awaited(Some(self.clone()))
     }
@@ -64,7 +65,7 @@ impl Turn {
 pub(super) struct Awaited(Option<Turn>);
 
 impl Awaited {
-    /// Whatever the answer was.
+    /// There was an answer, whatever it was.
     pub(super) fn answered(mut self) {
         self.0 = None;
     }

@@ -1,16 +1,16 @@
 //! Texts for people, in characters that every encoding has.
 //!
-//! A database may have an encoding that lacks some characters. What is incidental is then stored with those escaped
-//! (`\u{65e5}`) rather than that it costs a lease (invariant I12).
+//! The encoding of a database may lack some characters. Then they are escaped (`\u{65e5}`): texts that are only for people
+//! must not cost a lease (invariant I12).
 
 use crate::{
     session::{Label, Phase, Reason, Requester},
     store::{Acquire, Renew, StopRun},
 };
 
-/// What has texts for people besides what matters.
+/// An item with texts for people in it.
 pub(super) trait Worded: Clone {
-    /// The same, with these texts in ASCII.
+    /// The same item with these texts in ASCII.
     fn in_ascii(&self) -> Self;
 }
 
@@ -39,7 +39,7 @@ fn phase(phase: &Phase) -> Phase {
     Phase::new(ascii(phase.as_str(), 64)).unwrap_or_default()
 }
 
-/// No longer than `limit`; what does not fit is cut off, with three dots for it.
+/// At most `limit` bytes long. What does not fit is cut off, and three dots stand for it.
 fn ascii(text: &str, limit: usize) -> String {
     let mut ascii = String::new();
     let mut fits = 0;

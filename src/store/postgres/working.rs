@@ -1,4 +1,4 @@
-//! The verbs, each handed to the file that knows its SQL, and what is checked of every answer.
+//! The connection that works with leases. It hands each verb to the file that knows its SQL.
 
 use futures::future::BoxFuture;
 
@@ -17,7 +17,8 @@ pub(super) struct WorkingConnection {
 }
 
 impl WorkingConnection {
-    /// A row may be locked by a commit that will never be answered; but not where another one just was.
+    /// Refuses this server if a row may be locked by a commit that will never be answered. If another row was just written,
+    /// commits are answered.
     async fn believe<T>(
         &mut self,
         outcomes: Vec<T>,
@@ -94,7 +95,7 @@ impl LeaseConnection for WorkingConnection {
         Box::pin(connect::check(&mut self.connection))
     }
 
-    /// A statement is parsed once per connection. Behind PgBouncer it is parsed each time.
+    /// A statement is parsed once per connection; behind PgBouncer it is parsed each time, and this does nothing.
     fn prepare<'a>(&'a mut self, kinds: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             for kind in kinds {

@@ -77,7 +77,7 @@ pub(super) fn schema(Applied { version, compatible_from }: Applied) -> Finding {
     )
 }
 
-/// What holds for a session that sets nothing itself. tenure sets its own, but behind PgBouncer.
+/// What holds for a session that sets nothing itself. tenure's own sessions set what they need, except behind PgBouncer.
 pub(super) fn settings(visit: &Visit<'_>, row: &PgRow, target: &Target) -> Result<Vec<Finding>, StoreError> {
     let pooled = visit.server.pooled;
     let standbys: i64 = visit.read(row, "standbys")?;
@@ -200,7 +200,7 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
     Finding::fine("timeouts", if pooled { found } else { found + own })
 }
 
-/// Renewals come at the latest so often, whatever the ttl.
+/// A connection that renews is never idle for longer, whatever the ttl.
 const LEAST_IDLE: Duration = Duration::from_secs(30);
 
 pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {

@@ -5,10 +5,11 @@ use sqlx::postgres::PgRow;
 use super::visit::Visit;
 use crate::{diagnosis::Finding, store::StoreError};
 
-/// What one `tenure run` takes while nothing is wrong, and what a supervisor of the library does with its defaults.
+/// How many connections one `tenure run` takes while nothing is wrong, and how many a supervisor of the library with its
+/// defaults.
 const FOR_A_RUN: i64 = 2;
 const FOR_A_SUPERVISOR: i64 = 5;
-/// Fewer, and the next supervisor may start in vain, or not find a spare connection when it needs one.
+/// With fewer, the next supervisor may fail to start, or find no spare connection when it needs one.
 const LEAST_FREE: i64 = 2 * FOR_A_SUPERVISOR;
 
 pub(super) fn connections(visit: &Visit<'_>, row: &PgRow) -> Result<Finding, StoreError> {

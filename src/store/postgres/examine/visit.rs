@@ -18,18 +18,18 @@ use crate::{
 /// To set a time-out under another of 1 ms, on a busy server.
 const ATTEMPTS: u32 = 50;
 
-/// A connection to one server, and its successors.
+/// One server, and a connection to it. If the connection is given up, the next question opens another.
 pub(super) struct Visit<'a> {
     pub(super) server: &'a Server,
-    /// That are set for the session.
+    /// The bounds that are set for the session, if any.
     bounds: Option<Bounds>,
-    /// `None` before the first statement, and after one without an answer: what was sent next would wait for it.
+    /// `None` before the first statement, and after one without an answer, because the next statement would wait for it.
     connection: Option<PgConnection>,
     pub(super) patience: Duration,
     pub(super) version: String,
-    /// Why leases cannot be asked of it, as far as that has nothing to do with the schema.
+    /// Why this server cannot grant leases, whatever its schema is.
     pub(super) doubt: Option<Doubt>,
-    /// How old the last commit is that a standby knows.
+    /// The age of the last commit that a standby has.
     pub(super) behind: Option<Duration>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Visit<'a> {
         Self { server, bounds, connection: None, patience, version: String::new(), doubt: None, behind: None }
     }
 
-    /// The one that is there, or a new one.
+    /// The connection that is there, or a new one.
     async fn take_connection(&mut self) -> Result<PgConnection, StoreError> {
         if let Some(connection) = self.connection.take() {
             return Ok(connection);
@@ -63,13 +63,13 @@ impl<'a> Visit<'a> {
         Ok(connection)
     }
 
-    /// What a role's time-out cuts off could not be looked at; nor could what takes as long as it is compiled. tenure's
-    /// other sessions send such settings at connection, where they would hide the role's.
+    /// Makes sure that a question has the time it needs: the role may have a short time-out, and compiling a plan takes time.
+    /// Other sessions of tenure send these settings at connection. Here that would hide the role's own.
     async fn take_time(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
         let location = self.location();
         let millis = self.patience.as_millis().clamp(1, i32::MAX as u128);
         for attempt in 1.. {
-            // The first is under the role's time-out itself.
+            // The first of these statements is still under the role's time-out.
             let set = format!(
                 "SET statement_timeout = {millis}; SET jit = off; \
                  SELECT set_config(name, '0', false) FROM (VALUES ('idle_session_timeout')) AS later (name) \
@@ -98,7 +98,7 @@ impl<'a> Visit<'a> {
         &self.server.location
     }
 
-    /// The one row that a statement answers.
+    /// Sends a statement, and gives the one row that it answers.
     pub(super) async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
         let sql = self.server.naming.sql(sql);
         let mut connection = self.take_connection().await?;
