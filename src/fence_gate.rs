@@ -1,9 +1,9 @@
 //! Fence gates: what refuses a late writer at a resource.
 //!
-//! A lease says who may start. That a run which has lost it does not write any more, a resource elsewhere can only know
-//! if it looks: every run has a [`FencingToken`] greater than that of every earlier run of its session, the writer sends it
-//! along, and the resource remembers the greatest per session and refuses smaller ones. An equal one passes: one run
-//! writes many times. `docs/fencing.md` says when that is needed.
+//! A lease says who may start. It cannot keep a run that has lost it from writing to a resource elsewhere: the resource has to
+//! look for itself. Every run has a [`FencingToken`] that is greater than that of every earlier run of its session. The
+//! writer sends it along. The resource remembers the greatest one per session, and refuses smaller ones. An equal one passes,
+//! because one run writes many times. `docs/fencing.md` says when this is needed.
 //!
 //! None of this needs a [`LeaseSupervisor`](crate::LeaseSupervisor), or a database of leases.
 //!
@@ -19,8 +19,8 @@
 )]
 //! | the very database that holds the leases | no gate: [`pin`](crate::RunContext::pin) |
 //!
-//! Fences of different sessions mean nothing to each other, so a gate keeps one per session. A resource that several
-//! sessions write needs more than a gate.
+//! Fences of different sessions cannot be compared, so a gate keeps one per session. If several sessions write to one resource,
+//! a gate is not enough.
 
 use std::{
     collections::HashMap,
@@ -51,7 +51,7 @@ pub use table::{POSTGRES, POSTGRES_TABLE};
 #[cfg(feature = "sqlite")]
 pub use table::{SQLITE, SQLITE_TABLE};
 
-/// A gate in memory: remembers the greatest fence of each session, and refuses smaller ones.
+/// A gate in memory. It remembers the greatest fence of each session, and refuses smaller ones.
 ///
 /// Clones are handles of the same gate.
 ///
@@ -68,15 +68,15 @@ pub use table::{SQLITE, SQLITE_TABLE};
 ///
 /// # What it has forgotten
 ///
-/// A gate that starts anew does not know what was written before. It [vouches](Self::vouches_from) for fences that were
-/// issued after it started: a later run can only have written since, so the gate would know. Of an earlier one it
-/// cannot know whether a later run wrote before the gate's start; it says so with every answer
-/// ([`Admitted::is_vouched`]), or refuses it ([`strict`](Self::strict)) until the session is acquired anew. A gate that is
+/// A new gate does not know what was written before it started. For a fence that was issued after its start, it
+/// [vouches](Self::vouches_from): a later run could only have written since then, and the gate would know. For an older fence,
+/// it cannot know whether a later run wrote before the start. It says so with every answer ([`Admitted::is_vouched`]), or
+/// refuses the fence ([`strict`](Self::strict)) until the session is acquired again. A gate that is
 /// [given back](Self::restore) what it knew has forgotten nothing.
 ///
-/// It compares fences, which are microseconds since 1970 by the clock of the database that grants, with its own clock: where
-/// that is behind, start it [later](Self::starting_at) by as much. A database whose clock was stepped back issues
-/// fences that are ahead of it until the clock has caught up; until then, a gate that starts vouches for too much.
+/// Fences are microseconds since 1970 by the clock of the database that grants. The gate compares them with its own clock. If
+/// that is behind, start the gate [later](Self::starting_at) by as much. A database whose clock was stepped back issues
+/// fences that are ahead of its clock, until the clock has caught up. A gate that starts in that time vouches for too much.
 #[derive(Clone)]
 pub struct FenceGate {
     known: Arc<Mutex<HashMap<SessionKey, Arc<Known>>>>,
@@ -89,7 +89,7 @@ pub struct FenceGate {
 struct Known {
     /// The greatest fence that was admitted.
     highest: AtomicI64,
-    /// The fence whose writes may be under way: those of smaller ones are over. Each write under way reads.
+    /// The fence whose writes may be under way. Those of smaller fences are over. Each write under way holds a read lock.
     entered: Arc<RwLock<i64>>,
 }
 
@@ -100,17 +100,18 @@ impl Default for FenceGate {
 }
 
 impl FenceGate {
-    /// A gate that knows nothing yet, and vouches for fences that are issued from now on.
+    /// A gate that knows nothing yet. It vouches for fences that are issued from now on.
     pub fn new() -> Self {
         Self::starting_at(SystemTime::now())
     }
 
-    /// The same, vouching from this instant on: now, and by how much the granting database's clock may be ahead of ours.
+    /// The same, but it vouches from this instant on. It should be now, plus as much as the granting database's clock may be
+    /// ahead of ours.
     pub fn starting_at(instant: SystemTime) -> Self {
         Self::vouching_from(micros(instant))
     }
 
-    /// A gate that knows all that another one [knew](Self::snapshot), and so vouches for every fence.
+    /// A gate that knows all that another one [knew](Self::snapshot). So it vouches for every fence.
     pub fn restore(known: impl IntoIterator<Item = (SessionKey, FencingToken)>) -> Self {
         let gate = Self::vouching_from(0);
         for (key, fence) in known {
@@ -123,17 +124,16 @@ impl FenceGate {
         Self { known: Arc::default(), vouches_from: Arc::new(AtomicI64::new(fence)), is_strict: false }
     }
 
-    /// Refuses fences for which the gate cannot vouch: who comes with one acquires its session anew.
+    /// Refuses fences for which the gate cannot vouch. Whoever comes with one has to acquire the session again.
     #[must_use]
     pub fn strict(mut self) -> Self {
         self.is_strict = true;
         self
     }
 
-    /// Admits a write, and refuses smaller fences of this session from now on, in one step.
+    /// Admits a write and, in the same step, refuses smaller fences of this session from now on.
     ///
-    /// The write itself comes after that, and a later run's may come in between. Where that matters,
-    /// [`enter`](Self::enter).
+    /// The write itself comes later, and a later run may write before it. If that matters, use [`enter`](Self::enter).
     ///
     /// # Errors
     /// [`Refused`], which says which fence was seen. A refused fence is not remembered.
@@ -142,17 +142,17 @@ impl FenceGate {
         self.admit_known(&known, fence)
     }
 
-    /// Admits a write for as long as the answer is kept: a later run is admitted at once, but enters only when every
-    /// [`Passage`] of earlier ones was dropped. So writes that are made under a passage are in the order of the fences.
+    /// Admits a write for as long as the answer is kept. A later run is admitted at once, but it enters only when every
+    /// [`Passage`] of earlier runs was dropped. So writes that are made under a passage are in the order of the fences.
     ///
-    /// Any number of writes with the same fence may be under way together. One that hangs keeps later runs waiting:
-    /// bound it, and read what it needs from its client before.
+    /// Any number of writes with the same fence may be under way together. A write that hangs keeps later runs waiting. So
+    /// bound it, and read what it needs from its client beforehand.
     ///
     /// # Errors
     /// [`Refused`], also when a later run was admitted while this waited.
     ///
     /// # Cancel safety
-    /// Dropping the future enters nothing; the fence stays remembered.
+    /// Dropping the future gives no passage. The fence stays remembered.
     pub async fn enter(&self, key: &SessionKey, fence: FencingToken) -> Result<Passage, Refused> {
         let known = self.known_if_vouched(key, fence)?;
         let admitted = self.admit_known(&known, fence)?;
@@ -175,19 +175,19 @@ impl FenceGate {
         (highest > 0).then(|| highest.into())
     }
 
-    /// The least fence for which the gate can vouch: every greater one of the same session that was ever admitted here, it
-    /// knows. Zero if it has forgotten nothing. As an instant: microseconds since 1970.
+    /// The least fence for which the gate can vouch: it knows every greater fence of the same session that was ever admitted
+    /// here. Zero if it has forgotten nothing. Read as an instant, it is in microseconds since 1970.
     pub fn vouches_from(&self) -> FencingToken {
         self.vouches_from.load(Ordering::Acquire).into()
     }
 
-    /// Forgets sessions whose greatest fence was issued before this instant, to keep the gate small; from then on it
-    /// vouches from there on. For [strict](Self::strict) gates nothing is lost by it but the right of old runs to write.
+    /// Forgets sessions whose greatest fence was issued before this instant, to keep the gate small. Afterwards the gate vouches
+    /// only from this instant on. With a [strict](Self::strict) gate, the only loss is that older runs may not write any more.
     pub fn forget_before(&self, instant: SystemTime) {
         let from = micros(instant);
         let mut known = self.lock();
         self.vouches_from.fetch_max(from, Ordering::AcqRel);
-        // One that somebody is about to use keeps its order.
+        // A session that somebody is about to use is kept, and with it the order of its writes.
         known.retain(|_, known| {
             known.highest.load(Ordering::Acquire) >= from
                 || Arc::strong_count(known) > 1
@@ -195,8 +195,8 @@ impl FenceGate {
         });
     }
 
-    /// All that the gate knows, to be kept where it survives, for [`restore`](Self::restore): taken when it admits
-    /// nothing any more, or what it admits later is forgotten after all.
+    /// All that the gate knows, for [`restore`](Self::restore). Take it when the gate admits nothing any more: what it admits
+    /// later is not in it.
     pub fn snapshot(&self) -> Vec<(SessionKey, FencingToken)> {
         let known = self.lock();
         let fence = |known: &Known| known.highest.load(Ordering::Acquire);
@@ -207,7 +207,7 @@ impl FenceGate {
     fn known_if_vouched(&self, key: &SessionKey, fence: FencingToken) -> Result<Arc<Known>, Refused> {
         self.refuse_unvouched(fence)?;
         let known = self.known(key);
-        // What it knew may have been forgotten just before: then this shows now.
+        // The session may have been forgotten just before. If so, this notices.
         self.refuse_unvouched(fence)?;
         Ok(known)
     }
@@ -269,7 +269,7 @@ pub struct Admitted {
     pub is_vouched: bool,
 }
 
-/// A write that is under way: later runs wait until this is dropped.
+/// A write that is under way. Later runs wait until this is dropped.
 #[must_use = "a later run enters as soon as this is dropped"]
 #[derive(Debug)]
 pub struct Passage {
@@ -278,7 +278,7 @@ pub struct Passage {
 }
 
 impl Passage {
-    /// As what it was admitted.
+    /// How it was admitted.
     pub fn admitted(&self) -> Admitted {
         self.admitted
     }

@@ -1,13 +1,13 @@
-//! Connections of the host's own, on which a transaction of the host's is open.
+//! Connections of the host application, on which it has a transaction open.
 
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-/// A connection of the host's own: a `PgConnection` or `SqliteConnection` of sqlx, such as `&mut *transaction`.
+/// A connection of the host application: a `PgConnection` or `SqliteConnection` of sqlx, such as `&mut *transaction`.
 ///
-/// What is asked of it becomes a part of the transaction that is open on it, and is refused where none is. Sealed.
+/// What tenure asks on it becomes a part of the open transaction. Without one, it is refused. This trait is sealed.
 pub trait HostConnection: sealed::Statements {}
 
 pub(crate) mod sealed {
@@ -18,7 +18,7 @@ pub(crate) mod sealed {
 
     use crate::session::{FencingToken, RunId, SessionKey};
 
-    /// What is found of a run in the host's own transaction.
+    /// What a transaction of the host finds out about a run.
     #[derive(Debug)]
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "a writer sees everything"))]
     pub enum FoundRun {
@@ -27,8 +27,8 @@ pub(crate) mod sealed {
             fence: i64,
             remaining: Duration,
         },
-        /// Nobody else has the session or will have it before the transaction ends. Whether the lease has expired, this
-        /// transaction cannot see.
+        /// Nobody else has the session, or will have it before the transaction ends. This transaction cannot see whether
+        /// the lease has expired.
         Unsure {
             fence: i64,
         },
@@ -43,7 +43,7 @@ pub(crate) mod sealed {
         Lost,
     }
 
-    /// What each backend can do in a transaction of the host's.
+    /// What each backend can do in a transaction of the host.
     pub trait Statements: Send {
         /// Whether nobody else, renewals included, can write while the transaction is open.
         const IS_ONLY_WRITER: bool;
@@ -58,7 +58,7 @@ pub(crate) mod sealed {
             schema: &'a str,
         ) -> BoxFuture<'a, Result<FoundRun, sqlx::Error>>;
 
-        /// Remembers the fence unless a greater one is known; answers the greatest.
+        /// Remembers the fence, unless a greater one is known. Answers the greatest.
         fn remember<'a>(
             &'a mut self,
             key: &'a SessionKey,

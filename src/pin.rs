@@ -1,7 +1,7 @@
-//! Pinning: a transaction of the host's that no other run can overtake.
+//! Pinning: a transaction of the host that no other run can overtake.
 //!
-//! Where the work writes to the database that holds the leases, no fence is needed: the transaction itself can prove that
-//! its run still holds the session, and keep any other from it until the transaction ends.
+//! If the work writes to the database that has the leases in it, no fence is needed. The transaction itself can prove that its
+//! run still holds the session, and keep every other run from it until the transaction ends.
 //!
 //! ```no_run
 //! # #[cfg(feature = "postgres")]
@@ -19,40 +19,41 @@
 //!
 //! # What it promises
 //!
-//! Once [`pin`](crate::RunContext::pin) has answered, until the transaction ends, no other run is granted the session:
-//! not by release, expiry, takeover or clean-up, even if the lease expires meanwhile. So whatever the transaction
-//! writes is committed before any later run begins. Nothing of that depends on a clock, on this process being alive, or
-//! on its being told of anything.
+//! Once [`pin`](crate::RunContext::pin) has answered, no other run is granted the session until the transaction ends. It makes no
+//! difference whether the lease is released, expires, or would be taken over or cleaned up in the meantime. So whatever the
+//! transaction writes is committed before any later run begins. This does not depend on a clock, on this process being
+//! alive, or on any message reaching it.
 //!
-//! Pin in the outermost transaction, not in a nested one: rolling back to a savepoint that was set before the pin gives
-//! the pin up.
+//! Pin in the outermost transaction, not in a nested one. Rolling back to a savepoint from before the pin gives the pin up.
 //!
 //! # PostgreSQL
 //!
-//! - It holds in read committed, repeatable read and serializable. In the latter two, a run that lost its session after
-//!   the transaction's snapshot was taken learns [`PinError::Lost`], which cannot say to what, and the transaction
-//!   has failed. Pin first thing in a transaction: then it says more, and nothing is done in vain.
-//! - Renewals of a pinned lease go on, and nobody waits for the pin. An acquire that meets a pinned lease that has
-//!   expired is refused at once (`Busy`, which names the last holder); a release or a sweep skips the row and comes
-//!   back. A transaction that is left open keeps the session closed: set `idle_in_transaction_session_timeout`.
-//! - It waits for another run's acquire that is under way, which is one statement. The host's `lock_timeout` bounds it.
+//! - It holds in read committed, repeatable read and serializable. In the latter two, a run may have lost its session after
+//!   the transaction's snapshot was taken. Then the pin fails with [`PinError::Lost`], which cannot say how it was lost, and
+//!   the transaction has failed. So pin first in a transaction: the error then says more, and no work was in vain.
+//! - Renewals of a pinned lease go on, and nobody waits for the pin. If a pinned lease has expired, an acquire is refused at
+//!   once (`Busy`, which names the last holder). A release or a sweep skips the row and comes back later. A transaction that is
+//!   left open keeps the session closed, so set `idle_in_transaction_session_timeout`.
+//! - It waits for another run's acquire that is under way. That is one statement, and the host's `lock_timeout` bounds the
+//!   wait.
 //! - It costs a row lock: the connection's role needs `USAGE` on schema `tenure`, and `SELECT` and `UPDATE` on
 //!   `tenure.session_lease`. (`UPDATE` on one column is enough:
 //!   `GRANT UPDATE (phase) ON tenure.session_lease TO app`.) A read-only transaction cannot pin.
-//! - The statement is [`POSTGRES`], for hosts with another driver or in another language: run it in the transaction with
-//!   account, session and run id, and go on only if `verdict` is `pinned`. For `unsure`, which only a transaction older
-//!   than the last renewal sees, see the comments in it.
+//! - Hosts with another driver, or in another language, can run the statement [`POSTGRES`] themselves: in the transaction, with
+//!   account, session and run id. Go on only if `verdict` is `pinned`. A transaction that is older than the last renewal may
+//!   get `unsure`, which the comments in the statement explain.
 //!
 //! # SQLite
 //!
-//! From SQLite 3.42 on; an older one, as a host may have besides sqlx, finds no lease held.
+//! It works from SQLite 3.42 on. With an older one, which a host may use beside sqlx, no lease is found to be held.
+//!
 //! The leases and the host's tables must be in the same file. The statement, [`SQLITE`], is a write, which makes the
-//! transaction the file's only writer: so nobody else writes, **renewals included, of all sessions in that file**. A
-//! pinned transaction must therefore be shorter than [`renew_timeout`](crate::Timing::renew_timeout) (ttl/10, at most
+//! transaction the file's only writer. Until it ends nobody else writes, and **no session in that file is renewed**. So a
+//! pinned transaction must be shorter than [`renew_timeout`](crate::Timing::renew_timeout) (ttl/10, at most
 //! 5 s); a warning is logged when less trusted time than that is left. Begin it with `BEGIN IMMEDIATE`
-//! (`pool.begin_with("BEGIN IMMEDIATE")`): a transaction that has read before cannot become a writer if somebody else has
-//! written since, and fails with "database is locked". That is also how an acquire or a release of others fares
-//! meanwhile: it waits for its turn, and is asked again.
+//! (`pool.begin_with("BEGIN IMMEDIATE")`). Otherwise, a transaction that has read cannot become a writer if somebody else
+//! has written since, and fails with "database is locked". Acquires and releases of others wait for their turn, and are
+//! asked again.
 
 use std::time::Duration;
 
@@ -79,13 +80,13 @@ pub fn postgres_in(schema: &str) -> String {
     sql::pin_postgres_in(schema)
 }
 
-/// Pins the lease of a run that is known by its id alone: what [`RunContext::pin`](crate::RunContext::pin) does, for a
-/// process that works for a run and is not the one that holds it. On PostgreSQL for leases in schema `tenure`; for others,
-/// see [`pin_in`].
+/// Pins the lease of a run that is known only by its id. This is [`RunContext::pin`](crate::RunContext::pin) for a process that
+/// works for a run and is not the one that holds it. On PostgreSQL, the leases are in schema `tenure`; for another one, see
+/// [`pin_in`].
 ///
 /// # Errors
-/// [`PinError`]. In a transaction that is older than the last renewal, [`PinError::StaleSnapshot`]: only the holder's
-/// own process knows that the lease was renewed since.
+/// [`PinError`]. A transaction that is older than the last renewal gets [`PinError::StaleSnapshot`]: only the holder's own
+/// process knows that the lease was renewed since.
 ///
 /// # Cancel safety
 /// As for every query of sqlx: drop the transaction with it.
@@ -97,7 +98,7 @@ pub async fn pin<C: HostConnection + ?Sized>(
     pin_in(connection, SCHEMA, key, run_id).await
 }
 
-/// As [`pin`], for leases in a schema of this name: what the database's URL says with `schema=`.
+/// As [`pin`], for leases in a schema of another name, which is the `schema=` of the database's URL.
 ///
 /// # Errors
 /// As [`pin`].
@@ -113,7 +114,7 @@ pub async fn pin_in<C: HostConnection + ?Sized>(
     pin_trusted(connection, schema, key, run_id, || false).await
 }
 
-/// `is_trusted` answers what the transaction cannot see: whether the lease was renewed in time.
+/// `is_trusted` says what the transaction cannot see: whether the lease was renewed in time.
 pub(crate) async fn pin_trusted<C: HostConnection + ?Sized>(
     connection: &mut C,
     schema: &str,

@@ -1,4 +1,4 @@
-//! A fence in the headers of an HTTP request, for whatever client and server.
+//! A fence in the headers of an HTTP request, for any client and server.
 //!
 //! ```
 //! # use tenure::{FencingToken, SessionKey, fence_gate::headers};
@@ -15,13 +15,13 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use crate::session::{FencingToken, SessionKey};
 
-/// The header with the writer's fence, in decimal digits; in a refusal, with the greatest that was seen.
+/// The header with the writer's fence, in decimal digits. In a refusal, it has the greatest fence that was seen.
 pub const FENCE: &str = "Tenure-Fence";
 
 /// The header with the writer's session: see [`session`].
 pub const SESSION: &str = "Tenure-Session";
 
-/// What a header can hold, and a slash would be taken for the one between the two parts.
+/// All but what stays as it is. A slash is escaped, because one stands between the two parts.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
 /// The value of [`SESSION`]: account and session, each percent-encoded, with a slash between.
@@ -44,7 +44,7 @@ pub fn read(session: &str, fence: &str) -> Result<(SessionKey, FencingToken), In
     Ok((key, number.into()))
 }
 
-/// A header that says no fence, or no session.
+/// A header that is not a fence, or not a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidHeader {

@@ -26,10 +26,12 @@ use crate::session::{FencingToken, SessionKey};
 /// | has neither, and is neither GET, HEAD, OPTIONS nor TRACE | 428 Precondition Required, unless [`optional`](Self::optional) |
 /// | has neither otherwise | the service's |
 ///
-/// The request is judged when its head has come. Its body may come much later, from a client that was frozen, and a later
-/// run may have written meanwhile: a handler that must not write then asks again when it has all it needs, with
-/// [`Fenced::enter`], or with [`admit`](super::admit) in its transaction. The gate is this process's memory: where a
-/// service has several, the gate must be where the data is, and this only saves the others the work.
+/// The request is judged when its head has arrived. Its body may arrive much later, from a client that was frozen, and by then
+/// a later run may have written. A handler that must not write in this case asks again when it has all it needs: with
+/// [`Fenced::enter`], or with [`admit`](super::admit) in its transaction.
+///
+/// The gate is in the memory of this process. If a service has several processes, the gate must be where the data is, and
+/// this layer only saves work.
 #[derive(Debug, Clone)]
 pub struct FenceLayer {
     gate: FenceGate,
@@ -42,7 +44,7 @@ impl FenceLayer {
         Self { gate, is_optional: false }
     }
 
-    /// Lets writes without a fence pass: while not all clients send one yet.
+    /// Lets writes without a fence pass, for the time in which not all clients send one yet.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.is_optional = true;
@@ -63,7 +65,7 @@ impl FenceLayer {
     }
 }
 
-/// A header that may come once, in visible characters.
+/// A header that may be there once, in visible characters.
 fn single<'a>(head: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, InvalidHeader> {
     let invalid = if name == headers::FENCE { InvalidHeader::Fence } else { InvalidHeader::Session };
     let mut values = head.get_all(name).iter();
@@ -114,7 +116,7 @@ where
     }
 }
 
-/// Who writes: among the extensions of a request that has passed a [`FenceLayer`].
+/// Who writes. It is among the extensions of a request that has passed a [`FenceLayer`].
 #[derive(Debug, Clone)]
 pub struct Fenced {
     gate: FenceGate,
@@ -133,7 +135,7 @@ impl Fenced {
         self.admitted.fence
     }
 
-    /// As what the request was admitted.
+    /// How the request was admitted.
     pub fn admitted(&self) -> Admitted {
         self.admitted
     }
@@ -170,8 +172,8 @@ impl Refusal {
 }
 
 impl Refused {
-    /// 412 Precondition Failed, with the fence that was seen, or the least that is admitted, in
-    /// [`Tenure-Fence`](headers::FENCE), and this refusal's text as its body.
+    /// 412 Precondition Failed. The header [`Tenure-Fence`](headers::FENCE) has the fence that was seen, or the least that is
+    /// admitted. The body is the text of this refusal.
     pub fn into_response<R: From<String>>(self) -> Response<R> {
         let (Self::Late { seen: bound, .. } | Self::Unvouched { from: bound, .. }) = self;
         let mut response = answer(StatusCode::PRECONDITION_FAILED, self.to_string());

@@ -1,4 +1,4 @@
-//! A gate that is a table beside what it guards, in the caller's transaction.
+//! A gate that is a table beside the data that it guards. It is asked in the transaction of the caller.
 
 use super::Refused;
 use crate::{
@@ -6,21 +6,21 @@ use crate::{
     session::{FencingToken, SessionKey},
 };
 
-/// The table that [`admit`] needs on PostgreSQL, for the host's own migrations: in the database of the resource, in a
-/// schema of the role's `search_path`.
+/// The table that [`admit`] needs on PostgreSQL, for the host's own migrations. It belongs in the database of the resource, in
+/// a schema of the role's `search_path`.
 #[cfg(feature = "postgres")]
 pub const POSTGRES_TABLE: &str = include_str!("postgres_table.sql");
 
 /// The statement of [`admit`] on PostgreSQL. `$1` account, `$2` session, `$3` fence; one row: `seen bigint`.
 ///
-/// If `seen` is greater than the fence, the writer is late: roll back. It must run in the transaction that writes, which
-/// holds the row until it ends: later runs wait for it, other transactions of the same run do not, once the first has
-/// committed. The role needs SELECT, INSERT and UPDATE on the table. In repeatable read and serializable,
-/// SQLSTATE 40001 asks for the transaction to be repeated.
+/// If `seen` is greater than the fence, the writer is late: roll back. It must run in the transaction that writes. That holds
+/// the row until it ends, and later runs wait for it. Other transactions of the same run do not wait once the first one has
+/// committed. The role needs SELECT, INSERT and UPDATE on the table. In repeatable read and serializable, SQLSTATE 40001 means
+/// that the transaction has to be repeated.
 #[cfg(feature = "postgres")]
 pub const POSTGRES: &str = sql::REMEMBER_POSTGRES;
 
-/// The table that [`admit`] needs on SQLite, for the host's own migrations: in the file of the resource.
+/// The table that [`admit`] needs on SQLite, for the host's own migrations. It belongs in the file of the resource.
 #[cfg(feature = "sqlite")]
 pub const SQLITE_TABLE: &str = include_str!("sqlite_table.sql");
 
@@ -31,11 +31,11 @@ pub const SQLITE_TABLE: &str = include_str!("sqlite_table.sql");
 #[cfg(feature = "sqlite")]
 pub const SQLITE: &str = sql::REMEMBER_SQLITE;
 
-/// Admits a write to the database of this connection, in the transaction that makes it: one statement.
+/// Admits a write to the database of this connection, in the transaction that makes it. This takes one statement.
 ///
-/// Once it has answered, and until the transaction ends, no later run is admitted; and no earlier run ever is once this
-/// transaction has committed. So what is written under a session is in the order of its runs. The table is the host's:
-/// see the constants of this module.
+/// Once it has answered, no later run is admitted until the transaction ends. Once the transaction has committed, no earlier
+/// run is ever admitted. So what is written under a session is in the order of its runs. The host creates the table: see the
+/// constants of this module.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")]
@@ -81,7 +81,7 @@ pub enum GateError {
          migrations of this database ({0})"
     )]
     NoTable(#[source] sqlx::Error),
-    /// The database's own error; the transaction has failed. It proves nothing about the fence.
+    /// An error of the database. The transaction has failed. It proves nothing about the fence.
     #[error("the fence could not be checked: {0}")]
     Database(#[source] sqlx::Error),
 }

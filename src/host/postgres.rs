@@ -1,4 +1,4 @@
-//! In a transaction of the host's on PostgreSQL.
+//! What tenure asks in a transaction of the host on PostgreSQL.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl Statements for PgConnection {
 
     fn is_in_transaction(&mut self) -> BoxFuture<'_, Result<bool, Error>> {
         Box::pin(async move {
-            // One that the host has begun with a statement of its own is not counted.
+            // The driver does not count a transaction that the host has begun with a statement of its own.
             if sqlx::Connection::is_in_transaction(self) {
                 return Ok(true);
             }
@@ -38,7 +38,7 @@ impl Statements for PgConnection {
     ) -> BoxFuture<'a, Result<FoundRun, Error>> {
         Box::pin(async move {
             match pin_once(self, key, run_id, schema).await {
-                // A new statement sees what the last one waited for.
+                // A new statement sees the change that the last one waited for.
                 Ok(FoundRun::Lost) => pin_once(self, key, run_id, schema).await,
                 Err(error) if is_overtaken(&error) => Ok(FoundRun::Lost),
                 found => found,
@@ -88,8 +88,8 @@ fn found(row: &PgRow) -> Result<FoundRun, Error> {
     })
 }
 
-/// Whether the row was taken over or deleted since the transaction's snapshot. Not every serialization failure says
-/// so; this one comes from the locking of a row, and the statement locks only that one.
+/// Whether the row was taken over or deleted since the transaction's snapshot. Not every serialization failure means that.
+/// This one comes from locking a row, and the statement locks only this row.
 fn is_overtaken(error: &Error) -> bool {
     let routine =
         error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>()?.routine());

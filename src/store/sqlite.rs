@@ -1,11 +1,11 @@
 //! Leases in one SQLite file: the embedded authority for the processes of one machine.
 //!
-//! Every verb is one or a few single statements. A write takes SQLite's one write lock when it begins, so it
-//! sees the latest state, and nothing changes under it. Items travel as JSON and are spread by `json_each`.
+//! Every verb is one or a few single statements. A write takes SQLite's one write lock when it begins. So it sees the
+//! latest state, and nothing changes while it runs. Items travel as JSON and are spread by `json_each`.
 //!
-//! The clock is `CAST(round(unixepoch('subsec') * 1000) AS INTEGER)`: integer milliseconds since 1970. SQLite
-//! reads it at most once while a statement works towards its next row, and for a write only after it has got
-//! the write lock; all rows of a write are written before its first row is returned.
+//! The clock is `CAST(round(unixepoch('subsec') * 1000) AS INTEGER)`: integer milliseconds since 1970. SQLite reads it at
+//! most once while a statement works towards its next row. A write reads it only when it has got the write lock, and
+//! writes all its rows before it returns the first one.
 
 use std::{path::Path, time::Duration};
 
@@ -48,8 +48,9 @@ pub(super) use schema::SCHEMA;
 
 /// Leases in a SQLite file, for the processes of one machine.
 ///
-/// The URL is `sqlite://PATH`, `sqlite:PATH` or `sqlite:///ABSOLUTE/PATH`; what would be special in a URL
-/// (`?`, `%`) is percent-encoded, and `~/` at the beginning of the path is the home directory. The option `mode` says what may be created:
+/// The URL is `sqlite://PATH`, `sqlite:PATH` or `sqlite:///ABSOLUTE/PATH`. Characters that are special in a URL (`?`, `%`)
+/// are percent-encoded, and `~/` at the beginning of the path is the home directory. The option `mode` says what may be
+/// created:
 ///
 /// | `mode` | file | schema |
 /// |---|---|---|
@@ -57,20 +58,19 @@ pub(super) use schema::SCHEMA;
 /// | `rw` | must be there | must be there, or be applied by [`migrate`](LeaseStore::migrate) |
 /// | `ro` | must be there | must be there; only inspect and list work |
 ///
-/// The file may be the host application's own: all names begin with `tenure_`. A file of its own is better,
-/// because SQLite knows one writer at a time, and a long write transaction of the application would hold up
-/// the renewals.
+/// The file may be the host application's own: all names begin with `tenure_`. But a separate file is better. SQLite has one
+/// writer at a time, and a long write transaction of the application would hold up the renewals.
 ///
 /// - The file is switched to write-ahead logging. Its directory must be on a local disk: SQLite's locks do not
 ///   work over network file systems.
-/// - `synchronous` is `NORMAL`: a crashed process loses nothing; a power loss may take the last commits with
-///   it, and with the same stroke every holder on the machine.
+/// - `synchronous` is `NORMAL`. A crashed process loses nothing. A power loss may take the last commits, but it also ends
+///   every holder on the machine.
 /// - The clock is the machine's wall clock. Stepping it moves every lease, but never a fence back.
 /// - The file must have one name. One with a second hard link, or one that is mounted as a single file away from its
 ///   directory, is refused: SQLite keeps a log for each name, and neither shows what was granted under the other. A
 ///   symbolic link to the file, and a directory that is mounted in two places, are no second names.
 /// - A connection follows its path. When the file was removed, moved or replaced while it was open, the next call works
-///   with what stands there now; a run without a row in it is lost, at its next renewal at the latest. So are all runs
+///   with what stands there now. A run without a row in it is lost, at its next renewal at the latest. All runs are lost
 ///   when the log or the shared memory beside the file (`-wal`, `-shm`) was removed while it was in use, or the file was
 ///   replaced and they were not ([`StoreError::Lost`]); then nothing is granted until every process that has the file open has closed it.
 ///
@@ -94,7 +94,7 @@ impl SqliteStore {
         DatabaseFile::from_url(url).map(|file| Self { file })
     }
 
-    /// For those who only look: neither the file nor its schema is created, whatever the URL says.
+    /// The same store for those who only look. It creates neither the file nor its schema, whatever the URL says.
     pub fn without_creating(self) -> Self {
         Self { file: self.file.without_creating() }
     }
@@ -133,7 +133,7 @@ impl LeaseStore for SqliteStore {
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
     }
 
-    /// No server tells of a change: the file is looked at, five times a second.
+    /// There is no server that tells of a change, so the file is looked at five times a second.
     fn listen(&self, _: NodeId, bounds: Bounds) -> Option<Listening> {
         Some(Box::pin(changes::open(self.file.without_creating(), bounds)))
     }

@@ -1,12 +1,10 @@
-//! Acquire: a read that refuses, then one write that grants.
-
-use std::collections::HashMap;
+//! Acquire: a read that refuses, and then one write that grants.
 
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
-    batch::{batch, millis},
+    batch::{batch, millis, places},
     failure::Failure,
     row, swallow,
 };
@@ -15,8 +13,8 @@ use crate::store::{Acquire, AcquireOutcome, Grant};
 pub(super) const REFUSE: &str = include_str!("refuse.sql");
 pub(super) const GRANT: &str = include_str!("grant.sql");
 
-/// How often to look for the holder after a lost race. A racer that wins and releases at once leaves nobody to
-/// name; after that the caller decides.
+/// How often to look for the holder after a lost race. If the winner releases at once, there is nobody to name. After the
+/// last attempt the caller decides.
 const ATTEMPTS: usize = 2;
 
 pub(super) async fn acquire(
@@ -32,13 +30,13 @@ pub(super) async fn acquire(
         }
         match attempt(sqlite, items, &mut open, &mut outcomes).await {
             Err(failure) if !outcomes.iter().any(is_granted) => return Err(failure),
-            // What is granted is granted; of the open items certainly nothing was acquired.
+            // What was granted stays granted, and none of the open items was acquired for certain.
             Err(failure) if failure.is_busy() => break,
             Err(failure) => return Err(failure.after_a_write()),
             Ok(()) => {}
         }
     }
-    // Of several, each is asked for alone by whoever asks: then this tells which.
+    // Of several items, the caller asks for each one alone again. Then this says which one it is.
     if let [AcquireOutcome::Locked] = outcomes[..] {
         swallow::refuse_if_possible(sqlite).await?;
     }
@@ -59,7 +57,7 @@ fn is_granted(outcome: &AcquireOutcome) -> bool {
     matches!(outcome, AcquireOutcome::Granted(_))
 }
 
-/// Answers those of the open items that a live lease of another run holds. Reads only: in write-ahead mode it
+/// Answers those of the open items that a live lease of another run holds. It only reads, and in write-ahead mode a reader
 /// neither waits for a writer nor makes one wait.
 async fn refuse(
     sqlite: &mut SqliteConnection,
@@ -96,8 +94,7 @@ async fn grant(
         .bind(batch(open.iter().map(|&index| item(&items[index]))))
         .fetch_all(sqlite)
         .await?;
-    let asked: HashMap<_, _> =
-        open.iter().map(|&index| ((items[index].key.account(), items[index].key.session()), index)).collect();
+    let asked = places(open.iter().map(|&index| (index, &items[index].key)));
     for written in &granted {
         let key = (written.try_get("account_id")?, written.try_get("session_id")?);
         let Some(&index) = asked.get(&key) else { continue };

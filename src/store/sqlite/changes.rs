@@ -1,4 +1,4 @@
-//! Hints without a server: a look, several times a second, at whether anybody has written to the file.
+//! Hints without a server. Several times a second the file is asked whether anybody has written to it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::store::{Bounds, Hint, Listener, StoreError};
 const PERIOD: Duration = Duration::from_millis(200);
 
 pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
-    // Who listens does so for runs, whose file was there.
+    // It listens for runs, and their file was there.
     let was_elsewhere = file.is_elsewhere();
     if file.there()?.is_none() {
         return Err(file.removed());
@@ -27,7 +27,7 @@ struct Changes {
     connection: Connection,
     /// The file's version when it was looked at last.
     seen: i64,
-    /// The path leads to another file than when the runs were granted.
+    /// The path leads to another file now than when the runs were granted.
     is_elsewhere: bool,
     is_told: bool,
 }
@@ -57,7 +57,8 @@ impl Listener for Changes {
     }
 }
 
-/// Moves when another connection, of whatever process, has committed. Reads a few bytes of shared memory, no row.
+/// A number that changes when another connection, of any process, has committed. To read it takes a few bytes of shared
+/// memory, and no row.
 async fn version(connection: &mut Connection) -> Result<i64, StoreError> {
     let version = sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut connection.sqlite).await;
     connection.answer(version.map_err(Failure::from))

@@ -1,4 +1,4 @@
-//! One open connection: it follows its path, and hands each verb to the file that knows its SQL.
+//! One open connection. It follows its path, and hands each verb to the file that knows its SQL.
 
 use std::{sync::Arc, time::Duration};
 
@@ -54,7 +54,7 @@ impl Connection {
         Self::of(sqlite, file, bounds, there)
     }
 
-    /// `there` stood at the path before it was opened.
+    /// `there` is what stood at the path before it was opened.
     pub(super) fn of(
         sqlite: SqliteConnection,
         file: DatabaseFile,
@@ -69,8 +69,8 @@ impl Connection {
         Self { only_looks: true, ..self }
     }
 
-    /// Goes on with what stands at the path now, which alone rules (invariant I1). `false`: there is nothing, and
-    /// nothing was made.
+    /// Goes on with what stands at the path now: only that grants leases (invariant I1). `false` if there is nothing, and
+    /// nothing was created.
     async fn follow(&mut self, access: Access) -> Result<bool, StoreError> {
         let file = match access {
             Access::Create => self.file.clone(),
@@ -80,7 +80,7 @@ impl Connection {
             Standing::Same => return Ok(true),
             Standing::Torn => return Err(self.file.torn()),
             Standing::Nothing if file.access() != Access::Create => return Ok(false),
-            // Whether it can be read by this user has to be found out anew.
+            // This user may not be able to read the other file. Whoever opens a new connection finds that out.
             Standing::Nothing | Standing::Other if self.only_looks => return Err(self.file.replaced()),
             Standing::Nothing | Standing::Other => {}
         }
@@ -90,7 +90,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// The same for a verb of a run, whose row is certainly not in a file without the schema.
+    /// The same for a verb of a run. A file without the schema has no row of it for certain.
     async fn follow_runs(&mut self) -> Result<bool, StoreError> {
         match self.follow(Access::ReadWrite).await {
             Err(StoreError::SchemaMissing { .. }) => Ok(false),
@@ -98,7 +98,7 @@ impl Connection {
         }
     }
 
-    /// The same for all other verbs, which need a database.
+    /// The same for all other verbs. They need a database.
     async fn follow_to_work(&mut self) -> Result<(), StoreError> {
         match self.follow(self.file.access()).await? {
             true => Ok(()),
@@ -110,8 +110,8 @@ impl Connection {
         self.file.look(&self.opened)
     }
 
-    /// Turns a failure into the contract's words, and distrusts an answer that came from a file which no longer
-    /// stands at the path: another process may meanwhile grant the same session in the new one (invariant I1).
+    /// Puts a failure into the words of the contract. An answer is not believed if its file no longer stands at the path:
+    /// another process may already grant the same session in the new file (invariant I1).
     pub(super) fn answer<T>(&mut self, answer: Result<T, Failure>) -> Result<T, StoreError> {
         match self.look()? {
             Standing::Same => answer.map_err(|failure| failure.in_file(&self.file)),
@@ -121,11 +121,11 @@ impl Connection {
     }
 }
 
-/// SQLite opens a write-protected file silently for reading. A write that matches no row tells.
+/// SQLite opens a write-protected file for reading, and says nothing. A write that matches no row finds that out.
 pub(super) async fn accept_writes(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
     match write_nothing(sqlite).await {
         Err(failure) if !failure.is_busy() => Err(failure),
-        // Somebody else is writing: so the file can be written.
+        // If somebody else is writing, the file can be written.
         _ => Ok(()),
     }
 }
@@ -218,7 +218,7 @@ impl LeaseConnection for Connection {
                 if self.file.access() == Access::ReadOnly {
                     return Ok(());
                 }
-                // Unlike at connecting: whoever writes for so long keeps a grant waiting, too.
+                // Unlike at connecting, a busy file is a failure here: who writes for so long keeps a grant waiting, too.
                 write_nothing(&mut self.sqlite).await
             };
             let usable = usable.await;

@@ -21,9 +21,7 @@ use crate::{
 mod place;
 mod trial;
 
-/// Creates nothing: a file that is not there is a finding, too.
-///
-/// What cannot be looked at is one, too, and takes nothing away from what was found before.
+/// It creates nothing: a file that is not there is a finding, and so is what cannot be looked at.
 pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !file.path().exists() {
@@ -37,7 +35,7 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     findings.extend(place::around(file.path()).into_iter().chain(place::of_the_file(file.path())));
 
     if let Err(error) = file.there() {
-        // To open it would make a log beside this name, too.
+        // It is not opened: that would make a log beside this name.
         findings.push(Finding::failure("names", error));
         return findings;
     }
@@ -105,7 +103,7 @@ async fn examine_writes(sqlite: &mut SqliteConnection, file: &DatabaseFile) -> V
     vec![commits, trial]
 }
 
-/// What the first run would meet.
+/// What the first run would meet where there is no file yet.
 async fn examine_absence(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
     if file.access() != Access::Create {
         return vec![Finding::failure("file", file.cannot_open())];
@@ -184,8 +182,7 @@ async fn journal_mode(sqlite: &mut SqliteConnection, file: &Path) -> Result<Find
 /// SQLite writes its log back at about 4 MB, if no reader is in the way.
 const GREATEST_LOG: u64 = 64 * 1024 * 1024;
 
-/// A row that comes and goes in one transaction. While it lasts, a few milliseconds, nobody else can write, as with
-/// every write.
+/// Writes a row and removes it, in one transaction. As with every write, nobody else can write in these few milliseconds.
 async fn measure_commits(sqlite: &mut SqliteConnection) -> Result<Finding, Failure> {
     const COMMIT: &str = "BEGIN IMMEDIATE; \
         INSERT INTO tenure_migration (version, compatible_from, applied_at) VALUES (1000000, 1, 0); \

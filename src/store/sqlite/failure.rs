@@ -1,4 +1,4 @@
-//! What SQLite said, in the words of the contract.
+//! What SQLite has said, put into the words of the contract.
 
 use super::file::{DatabaseFile, unusable};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     store::{StoreError, schema::Unfit},
 };
 
-/// Why a statement gave no usable answer, before it is known in which file.
+/// Why a statement gave no usable answer. It does not say in which file: the caller adds that.
 #[derive(Debug)]
 pub(super) enum Failure {
     Sql(sqlx::Error),
@@ -40,23 +40,23 @@ impl From<StoreError> for Failure {
 }
 
 impl Failure {
-    /// Another connection held a lock for longer than this one was willing to wait.
+    /// Another connection kept a lock for longer than this one was willing to wait.
     pub(super) fn is_busy(&self) -> bool {
         matches!(self, Self::Sql(error) if matches!(primary_code(error), Some(code::BUSY | code::LOCKED)))
     }
 
-    /// The statement was refused for what was in it.
+    /// The statement was refused for its content.
     pub(super) fn is_rejection(&self) -> bool {
         matches!(self, Self::Sql(error) if primary_code(error).is_some_and(code::is_of_content))
     }
 
-    /// SQLite could not make the files that it needs beside the database to read it.
+    /// SQLite could not create the files beside the database that it needs to read it.
     pub(super) fn is_denied(&self) -> bool {
         let denied = [code::CANTOPEN, code::READONLY, code::PERM, code::IOERR];
         matches!(self, Self::Sql(error) if primary_code(error).is_some_and(|code| denied.contains(&code)))
     }
 
-    /// "Certainly nothing happened" would no longer be true (invariant I9).
+    /// From now on it must not mean that nothing happened for certain (invariant I9).
     pub(super) fn after_a_write(self) -> Self {
         Self::AfterAWrite(Box::new(self))
     }
@@ -108,7 +108,7 @@ mod code {
     /// Extended: the file was moved or deleted under the connection. Opening again helps.
     pub(super) const READONLY_DBMOVED: i32 = 1032;
 
-    /// What a statement asks for is refused, whoever asks again.
+    /// The content of the statement is refused, and would be again.
     pub(super) fn is_of_content(primary: i32) -> bool {
         matches!(primary, ERROR | CONSTRAINT | TOOBIG | MISMATCH | RANGE)
     }

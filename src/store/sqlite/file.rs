@@ -1,4 +1,4 @@
-//! Which file a URL names, and how it is opened.
+//! The file of one store: what may be done with it, and whether it is still the one that was opened.
 
 use std::{
     fmt, io,
@@ -19,7 +19,8 @@ pub(super) struct DatabaseFile {
     access: Access,
     /// What the connections of this store have open.
     open: Arc<Mutex<Weak<Opened>>>,
-    /// One connection closes at a time. SQLite's last one removes the log; of two at once, each leaves that to the other.
+    /// One connection closes at a time. The last connection removes the log, and of two that close at once, each would leave
+    /// that to the other.
     closing: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -56,23 +57,23 @@ impl DatabaseFile {
         self.access
     }
 
-    /// The same file, which is not created when it is not there.
+    /// The same file, but it is not created if it is not there.
     pub(super) fn without_creating(&self) -> Self {
         let access = if self.access == Access::Create { Access::ReadWrite } else { self.access };
         Self { access, ..self.clone() }
     }
 
-    /// Which file stands at the path, to be asked before it is opened; `None` when there is none, or when the platform
+    /// Which file stands at the path. To be asked before the file is opened. `None` if there is none, or if the platform
     /// cannot say.
     ///
     /// # Errors
-    /// When it must not be opened now, or never by this name.
+    /// The file must not be opened now, or never under this name.
     pub(super) fn there(&self) -> Result<Option<FileIdentity>, StoreError> {
         if let Some(opened) = self.open().upgrade() {
             match self.look(&opened)? {
-                // A name that it was given since is not ours to answer for: who comes by that one is refused.
+                // Since then it may have been given a second name. Whoever comes by that name is refused.
                 Standing::Same => return Ok(opened.file()),
-                // A connection that shares the memory of the others would take the new log for theirs.
+                // A new connection would share the memory with the old ones, and take the new log for theirs.
                 Standing::Torn => return Err(self.torn()),
                 Standing::Other | Standing::Nothing => {}
             }
@@ -94,7 +95,7 @@ impl DatabaseFile {
         standing::has_log(&self.path)
     }
 
-    /// What has been opened, when `there` stood at the path before.
+    /// What has been opened, if it is what stood `there` before.
     pub(super) fn opened(&self, there: Option<FileIdentity>) -> Result<Arc<Opened>, StoreError> {
         let mut open = self.open();
         if let Some(opened) = open.upgrade()
@@ -124,7 +125,7 @@ impl DatabaseFile {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file system does not tell what stands at the path.
+    /// The file system cannot say what stands at the path.
     fn unclear(&self, error: &io::Error) -> StoreError {
         match error.kind() {
             io::ErrorKind::PermissionDenied => self.denied(),
@@ -136,7 +137,7 @@ impl DatabaseFile {
         self.unavailable("the file was removed or replaced while it was open; connect again")
     }
 
-    /// Nothing stands at the path of a file that was open.
+    /// The file was open, and nothing stands at its path any more.
     pub(super) fn removed(&self) -> StoreError {
         self.lost("the file was removed or renamed while it was open")
     }
@@ -172,7 +173,7 @@ impl DatabaseFile {
         self.path.parent().unwrap_or(&self.path)
     }
 
-    /// Why SQLite could not open the file, as far as the file system tells.
+    /// Why SQLite could not open the file, as far as the file system can say.
     pub(super) fn cannot_open(&self) -> StoreError {
         if let Err(shortage) = DESCRIPTORS.check() {
             return self.unavailable(shortage.to_string());
@@ -203,7 +204,7 @@ impl DatabaseFile {
     }
 }
 
-/// For the database, its log, its shared memory, and a directory to be flushed.
+/// Descriptors for the database, its log, its shared memory, and a directory to be flushed.
 const DESCRIPTORS: limits::Need = limits::Need { descriptors: 4, threads: 0, memory: 0 };
 
 impl fmt::Display for DatabaseFile {

@@ -1,9 +1,9 @@
 //! Looking at a file that this user may only read.
 //!
-//! To read a file with a write-ahead log, SQLite needs the log and its index beside it. While anybody has the database
-//! open they are there, and may be read. The last one to close it takes them away: then the file itself has everything,
-//! and whoever may not make them anew reads it as one that does not change. That it did not, and that no log came
-//! meanwhile, is checked after each look, so nothing is shown that was not so.
+//! To read a file with a write-ahead log, SQLite needs the log and its index beside it. They are there while anybody has the
+//! database open, and may be read. The last one to close it removes them. Then the file itself has everything. A user who may
+//! not create them again reads the file as one that does not change. After each look, it is checked that the file has not
+//! changed, and that no log has appeared. So nothing is shown that was not true.
 
 use std::{io, time::SystemTime};
 
@@ -47,13 +47,13 @@ async fn open_with_log(file: &DatabaseFile, bounds: Bounds) -> Result<SqliteConn
     Ok(sqlite)
 }
 
-/// A file without a log, opened anew for each look: there may be one by then.
+/// A file without a log. It is opened again for each look, because there may be a log by then.
 struct Unchanging {
     file: DatabaseFile,
     bounds: Bounds,
 }
 
-/// What differs once somebody has written.
+/// What is different once somebody has written.
 #[derive(PartialEq, Eq)]
 struct FileState {
     identity: Option<FileIdentity>,
@@ -110,7 +110,7 @@ impl Unchanging {
         if before.log {
             match open_with_log(&self.file, self.bounds).await {
                 Ok(sqlite) => return Ok(Look { sqlite, before }),
-                // It was taken away just now.
+                // The log was removed just now.
                 Err(failure) if failure.is_denied() && !self.state()?.log => {}
                 Err(failure) => return Err(failure),
             }
@@ -120,7 +120,7 @@ impl Unchanging {
         Ok(Look { sqlite, before: FileState { log: false, ..before } })
     }
 
-    /// Whether what was read is no mixture.
+    /// Whether nobody wrote while this was read.
     async fn is_certain(&self, Look { sqlite, before }: Look) -> Result<bool, Failure> {
         // Nothing was left to be written.
         let _ = sqlite.close().await;

@@ -1,9 +1,9 @@
 //! One file, one name.
 //!
-//! SQLite keeps what was committed last in a log beside the file, and names the log after the name by which the file
-//! was opened. Under a second name there is a second log: both name the same file, and neither shows what the other
-//! has granted. A symbolic link is no such name, since SQLite follows it first; neither is a directory that is mounted
-//! in two places, since the log is in both.
+//! SQLite keeps what was committed last in a log beside the file, and names the log after the name by which the file was
+//! opened. So a file with two names has two logs, and neither shows what was granted under the other. A symbolic link is no
+//! second name, because SQLite follows it first. Nor is a directory that is mounted in two places, because the log is in
+//! both.
 
 use std::{
     io,
@@ -13,10 +13,10 @@ use std::{
 
 use super::file::shown;
 
-/// Why this name must not be used, if so.
+/// Why this name must not be used. `None` if it may be.
 ///
 /// # Errors
-/// Of the file system, when it does not tell.
+/// The error of the file system, if it cannot say.
 pub(super) fn objection(path: &Path) -> io::Result<Option<String>> {
     let path = path.canonicalize()?;
     let found = path.metadata()?;
@@ -49,7 +49,7 @@ fn is_mounted(path: &Path) -> io::Result<bool> {
     }
     match std::fs::read("/proc/self/mountinfo") {
         Ok(mounts) => Ok(mount_points(&mounts).any(|point| point == path.as_os_str().as_bytes())),
-        // Nobody tells. As things mostly are, it is not.
+        // It cannot be found out. Almost always, the answer is no.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }

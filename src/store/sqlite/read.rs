@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) const INSPECT: &str = include_str!("inspect.sql");
-/// Two statements and not one with a switch, so that each seeks in the primary key.
+/// There are two statements, and not one with a switch, so that each can seek in the primary key.
 const LIST_ALL: &str = include_str!("list_all.sql");
 const LIST_ACCOUNT: &str = include_str!("list_account.sql");
 

@@ -33,7 +33,7 @@ pub(super) async fn release(
         && let Some(triggers) = swallow::suspects(sqlite).await?
     {
         find_undeleted(sqlite, items, &mut outcomes).await?;
-        // Of several, each is asked for alone by whoever asks: then this tells which.
+        // Of several items, the caller asks for each one alone again. Then this says which one it is.
         if let [ReleaseOutcome::Locked] = outcomes[..] {
             return Err(Failure::Swallowed(triggers));
         }

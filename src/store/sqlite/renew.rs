@@ -1,12 +1,10 @@
-//! Renew: one write for all runs that may go on, then a read that names why the others may not.
-
-use std::collections::HashMap;
+//! Renew: one write for all runs that may go on, and then a read that says why the others may not.
 
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
-    batch::{batch, millis},
+    batch::{batch, millis, places},
     failure::Failure,
     row, swallow,
 };
@@ -25,7 +23,7 @@ pub(super) async fn renew(
     let mut outcomes = vec![RenewOutcome::Locked; items.len()];
     let mut open: Vec<usize> = (0..items.len()).collect();
     let mut extended = extend(sqlite, items, &mut open, &mut outcomes).await;
-    // Of several, each is asked for alone by whoever asks: a phase that is rejected costs no other's.
+    // Of several items, the caller asks for each one alone again: then a rejected phase costs nobody else's.
     if let Err(failure) = &extended
         && failure.is_rejection()
         && let ([_], Some(untold)) = (items, untold(items))
@@ -51,11 +49,7 @@ async fn extend(
     outcomes: &mut [RenewOutcome],
 ) -> Result<(), Failure> {
     let extended = sqlx::query(EXTEND).bind(batch(items.iter().map(item))).fetch_all(sqlite).await?;
-    let asked: HashMap<_, _> = items
-        .iter()
-        .enumerate()
-        .map(|(index, item)| ((item.key.account(), item.key.session()), index))
-        .collect();
+    let asked = places(items.iter().map(|item| &item.key).enumerate());
     for written in &extended {
         let key = (written.try_get("account_id")?, written.try_get("session_id")?);
         let Some(&index) = asked.get(&key) else { continue };

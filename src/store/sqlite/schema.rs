@@ -25,8 +25,8 @@ pub(crate) const SCHEMA: Schema = Schema {
     },
 };
 
-/// How long to go on trying while others hold the file. `busy_timeout` is not enough: the switch of a new file
-/// to write-ahead logging answers "database is locked" at once when several processes try it together.
+/// How long to go on trying while others have the file locked. SQLite's `busy_timeout` is not enough: when several processes
+/// switch a new file to write-ahead logging together, it answers "database is locked" at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const BOOTSTRAP: &str = "\

@@ -1,8 +1,8 @@
 //! Whether the path of a database still leads to what was opened there.
 //!
-//! SQLite works with open files, and whoever comes next works with what stands at the path. When the two are not the
-//! same any more, the open one rules nothing: the next run is granted in the other (invariant I1). A database is three
-//! files: the file itself, its write-ahead log with what was committed last, and the shared memory with the locks.
+//! SQLite works with open files, but whoever comes next works with what stands at the path. When the two are no longer the
+//! same, the open file means nothing: the next run is granted in the other one (invariant I1). A database is three files: the
+//! file itself, the write-ahead log with what was committed last, and the shared memory with the locks.
 
 use std::{
     ffi::OsStr,
@@ -34,7 +34,8 @@ pub(super) enum Standing {
     Torn,
 }
 
-/// A file that SQLite keeps beside the database. It is seen from when it is there: it may come with the first statement.
+/// A file that SQLite keeps beside the database. It may appear only with the first statement, so it is remembered from the
+/// first time that it is seen.
 #[derive(Debug)]
 struct Aside {
     path: PathBuf,
@@ -42,10 +43,10 @@ struct Aside {
 }
 
 impl Opened {
-    /// What stands at the path, to be taken right after it was opened.
+    /// What stands at the path. To be called right after it was opened.
     ///
     /// # Errors
-    /// Of the file system; so it is when nothing stands there.
+    /// The error of the file system, also if nothing stands there.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let file = identity(path)?;
         // SQLite names the files beside it after the database's own name, whatever link has led there.
@@ -66,7 +67,7 @@ impl Opened {
     }
 
     /// # Errors
-    /// Of the file system, when it does not tell.
+    /// The error of the file system, if it cannot say.
     pub(super) fn look(&self) -> io::Result<Standing> {
         let Some(found) = if_there(identity(&self.path))? else { return Ok(Standing::Nothing) };
         if found != self.file {
@@ -110,7 +111,7 @@ impl Aside {
     }
 }
 
-/// A file itself, whatever its name.
+/// Which file it is, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileIdentity {
     device: u64,

@@ -1,4 +1,4 @@
-//! Asking a run to stop: one write, then a read that tells a request made before from a session that is idle.
+//! Asking a run to stop: one write, and then a read that tells an earlier request from an idle session.
 
 use sqlx::SqliteConnection;
 

@@ -41,7 +41,7 @@ fn after_scheme(url: &str) -> Result<(&str, &str), StoreError> {
         return Err(unusable("it has no scheme; write sqlite://PATH"));
     };
     if !scheme.eq_ignore_ascii_case("sqlite") {
-        // Only the scheme is repeated: the rest may hold a password.
+        // Only the scheme is shown, because the rest may have a password in it.
         return Err(unusable(format!(
             "{:?} is not the scheme of a SQLite file; write sqlite://PATH",
             printable(scheme)
@@ -85,7 +85,7 @@ fn in_memory() -> StoreError {
     )
 }
 
-/// A path as a shell would take it. Of other users' directories only a shell knows.
+/// A path as a shell would take it, but for `~user/`: only a shell knows the directories of other users.
 fn at_home(path: &str) -> Result<PathBuf, StoreError> {
     if !path.starts_with('~') {
         return Ok(path.into());

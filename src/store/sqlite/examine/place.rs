@@ -1,10 +1,10 @@
-//! Where a file is: what kind of file system, with how much room, and who else may write it.
+//! The place of a file: the kind of its file system, the room that is left, and who else may write the file.
 
 use std::path::Path;
 
 use crate::diagnosis::Finding;
 
-/// What is true of the whole file system that this path, or the nearest directory above that is there, is on.
+/// Findings about the file system of this path, or of the nearest directory above it that is there.
 pub(super) fn around(path: &Path) -> Vec<Finding> {
     let Some(there) = path.ancestors().find(|path| path.exists()) else { return Vec::new() };
     #[cfg(target_os = "linux")]
@@ -14,7 +14,7 @@ pub(super) fn around(path: &Path) -> Vec<Finding> {
     kind.into_iter().chain(room(there)).collect()
 }
 
-/// Locks, shared memory and the order of writes are what SQLite's write-ahead log relies on.
+/// SQLite's write-ahead log relies on locks, on shared memory and on the order of writes. Not every file system keeps them.
 #[cfg(target_os = "linux")]
 fn file_system(kind: u32) -> Finding {
     // From Linux's uapi/linux/magic.h and the file systems' own sources.
@@ -62,7 +62,7 @@ fn room(path: &Path) -> Option<Finding> {
 
 const LEAST_ROOM: u64 = 100 * 1024 * 1024;
 
-/// Whoever may write the file may grant himself any session.
+/// Whoever may write the file can take any session.
 pub(super) fn of_the_file(file: &Path) -> Option<Finding> {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = std::fs::metadata(file).ok()?.permissions().mode() & 0o777;

@@ -18,12 +18,12 @@ use crate::{
     },
 };
 
-/// Makes a database beside the file, in a directory of its own that is removed again, and sets it up as a run would.
+/// Creates a database beside the file, in a directory that is removed afterwards, and sets it up as a run would.
 pub(super) async fn beside(file: &DatabaseFile, plan: Plan) -> Result<Vec<Finding>, StoreError> {
     let place = place(file, plan.makes_directory)?;
     let directory = directory_in(&place, file)?;
     let trial = DatabaseFile::new(directory.path().join("tenure.db"), Access::Create);
-    // Whoever reads of a failure knows the file, not its stand-in.
+    // A failure names the file that the reader knows, and not its stand-in.
     let failed = |failure: super::Failure| failure.in_file(file);
     let opened = options(&trial, plan.patience).connect().await;
     let mut sqlite = opened.map_err(|error| failed(error.into()))?;
@@ -35,7 +35,7 @@ pub(super) async fn beside(file: &DatabaseFile, plan: Plan) -> Result<Vec<Findin
     Ok(vec![mode, commits])
 }
 
-/// The directory that the file would be in, or the nearest above it that is there, if the others are going to be made.
+/// The directory that the file would be in. If missing directories will be created, the nearest one above that is there.
 fn place(file: &DatabaseFile, makes_directory: bool) -> Result<PathBuf, StoreError> {
     let directory = file.path().parent().unwrap_or(file.path());
     let there = match makes_directory {
