@@ -4,6 +4,7 @@ use std::{
     error::Error,
     fmt,
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::{Arc, Mutex, PoisonError},
     thread,
 };
@@ -11,7 +12,7 @@ use std::{
 use futures::{
     FutureExt as _, StreamExt as _,
     channel::{mpsc, oneshot},
-    future::BoxFuture,
+    future::{BoxFuture, Either, select},
 };
 use tokio::runtime;
 
@@ -130,10 +131,10 @@ impl LoginThread {
 /// Calls the program's function, and gives up when nobody waits for its answer any more.
 async fn answer(provider: Arc<Provider>, call: LoginCall) {
     let LoginCall { request, mut reply } = call;
-    let asked = AssertUnwindSafe(async move { provider(request).await }).catch_unwind();
-    let given = tokio::select! {
-        given = asked => given,
-        () = reply.cancellation() => return,
+    let asked = pin!(AssertUnwindSafe(async move { provider(request).await }).catch_unwind());
+    let given = match select(asked, reply.cancellation()).await {
+        Either::Left((given, _)) => given,
+        Either::Right(_) => return,
     };
     // A panic drops the reply. To the caller that says the same.
     if let Ok(given) = given {
