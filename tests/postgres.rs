@@ -23,6 +23,31 @@ use support::{
     postgres_backend::PostgresBackend,
 };
 
+/// A trigger of the host that keeps a record, say, is no reason to doubt a lock.
+#[tokio::test]
+async fn a_trigger_that_lets_rows_pass_is_not_blamed_for_a_lock() {
+    let backend = start().await;
+    backend
+        .execute(
+            "CREATE FUNCTION public.pass() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$; \
+             CREATE TRIGGER pass BEFORE INSERT OR UPDATE ON tenure.session_lease \
+             FOR EACH ROW EXECUTE FUNCTION public.pass()",
+        )
+        .await;
+    let mut client = connect(&backend).await;
+    let (key, run) = (key("s"), RunId::random());
+    client.granted(acquire(&key, run)).await;
+    let mut host = HostTransaction::begin(&backend, "SELECT FROM tenure.session_lease FOR UPDATE").await;
+    assert_eq!(client.renew(renew(&key, run)).await, RenewOutcome::Locked);
+    assert_eq!(client.release(&key, run).await, ReleaseOutcome::Locked);
+    host.end().await;
+    backend.set_remaining(&key, -1).await;
+    let mut host = HostTransaction::begin(&backend, "SELECT FROM tenure.session_lease FOR UPDATE").await;
+    assert_eq!(client.acquire(acquire(&key, RunId::random())).await, AcquireOutcome::Locked);
+    host.end().await;
+    client.granted(acquire(&key, RunId::random())).await;
+}
+
 /// I10: a row that somebody has locked is skipped, and its neighbours in the batch do not wait.
 #[tokio::test]
 async fn a_locked_row_delays_nobody() {

@@ -50,13 +50,36 @@ pub(super) async fn acquire(
             _ => fault::after_a_change(error, connection.location()),
         })?;
     }
+    if let ([None], []) = (&outcomes[..], &locked[..]) {
+        return Ok(vec![among_triggers(connection, items).await?]);
+    }
     for (item, holder) in pinned(connection, items, locked).await? {
         outcomes[item] = Some(AcquireOutcome::Busy(holder));
     }
-    if let [None] = outcomes[..] {
-        swallow::refuse_if_possible(connection).await?;
-    }
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or(AcquireOutcome::Locked)).collect())
+}
+
+/// How much oftener an item is asked for before a trigger is blamed. A race may be lost twice, but hardly so often.
+const MORE_ROUNDS: usize = 3;
+
+/// For one item alone that has lost a race in every round, or whose row a trigger swallows.
+async fn among_triggers(
+    connection: &mut Connection,
+    items: &[Acquire],
+) -> Result<AcquireOutcome, StoreError> {
+    let Some(refusal) = swallow::suspicion(connection).await? else { return Ok(AcquireOutcome::Locked) };
+    for _ in 0..MORE_ROUNDS {
+        let mut outcome = [None];
+        let asked = ask(connection, items, &[0], &mut outcome).await;
+        let locked = asked.map_err(|error| fault::after_a_change(error, connection.location()))?;
+        match outcome {
+            [Some(outcome)] => return Ok(outcome),
+            // It is somebody's after all.
+            [None] if !locked.is_empty() => return Ok(AcquireOutcome::Locked),
+            [None] => {}
+        }
+    }
+    Err(refusal)
 }
 
 /// Items whose row is locked, each with the holder of the expired lease.

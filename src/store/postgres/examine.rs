@@ -97,6 +97,10 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> R
         findings.push(Finding::failure("schema", error));
         return Rights::default();
     }
+    examine_rights(visit, findings).await
+}
+
+async fn examine_rights(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> Rights {
     let sufficient = visit.row(include_str!("examine/rights.sql")).await;
     let found = sufficient
         .and_then(|row| Ok((visit.read::<bool>(&row, "sufficient")?, visit.read::<bool>(&row, "may_look")?)));

@@ -10,28 +10,26 @@ use crate::store::StoreError;
 
 pub(super) const TRIGGERS: &str = include_str!("triggers.sql");
 
+/// For one item alone, whose row nobody else has locked, and which still was not written. Of several items, the caller asks
+/// for each one alone again.
+///
 /// # Errors
-/// The only item that was asked for has a row that nobody else has locked, and still it was not written. Of several
-/// items, each is asked for alone by whoever asks: then this tells which.
+/// There are triggers that may be the reason.
 pub(super) async fn check(connection: &mut Connection, rows: &[PgRow]) -> Result<(), StoreError> {
     if let [row] = rows
         && connection.read::<&str>(row, "verdict")? == "unwritten"
+        && let Some(refusal) = suspicion(connection).await?
     {
-        refuse_if_possible(connection).await?;
+        return Err(refusal);
     }
     Ok(())
 }
 
-/// For a row that was not written for no reason that is known.
-///
-/// # Errors
-/// There are triggers that may be the reason.
-pub(super) async fn refuse_if_possible(connection: &mut Connection) -> Result<(), StoreError> {
+/// What to answer if a row was not written for no other reason; `None` if no trigger can be the reason.
+pub(super) async fn suspicion(connection: &mut Connection) -> Result<Option<StoreError>, StoreError> {
     let row = connection.fetch_one(&Statement::new(TRIGGERS, Vec::new())).await?;
-    match connection.read::<Option<&str>>(&row, "names")? {
-        Some(names) => Err(refusal(connection.location(), connection.naming(), names)),
-        None => Ok(()),
-    }
+    let names = connection.read::<Option<&str>>(&row, "names")?;
+    Ok(names.map(|names| refusal(connection.location(), connection.naming(), names)))
 }
 
 pub(super) fn refusal(location: &str, naming: &Naming, triggers: &str) -> StoreError {

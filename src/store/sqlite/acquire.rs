@@ -17,6 +17,9 @@ pub(super) const GRANT: &str = include_str!("grant.sql");
 /// last attempt the caller decides.
 const ATTEMPTS: usize = 2;
 
+/// How much oftener to try before a trigger is blamed. A race may be lost twice, but hardly so often.
+const MORE_ATTEMPTS: usize = 3;
+
 pub(super) async fn acquire(
     sqlite: &mut SqliteConnection,
     items: &[Acquire],
@@ -37,8 +40,16 @@ pub(super) async fn acquire(
         }
     }
     // Of several items, the caller asks for each one alone again. Then this says which one it is.
-    if let [AcquireOutcome::Locked] = outcomes[..] {
-        swallow::refuse_if_possible(sqlite).await?;
+    if let ([AcquireOutcome::Locked], [_]) = (&outcomes[..], &open[..])
+        && let Some(triggers) = swallow::suspects(sqlite).await?
+    {
+        for _ in 0..MORE_ATTEMPTS {
+            attempt(sqlite, items, &mut open, &mut outcomes).await?;
+            if open.is_empty() {
+                return Ok(outcomes);
+            }
+        }
+        return Err(Failure::Swallowed(triggers));
     }
     Ok(outcomes)
 }
