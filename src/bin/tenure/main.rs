@@ -81,11 +81,12 @@ fn main() -> ExitCode {
 }
 
 fn obey(cli: &Cli) -> Result<Exit, Failure> {
-    check_limits(&cli.command)?;
+    // Before the limits are tried with threads of their own.
     #[cfg(target_os = "linux")]
     let inheritance = matches!(cli.command, Command::Run(_)).then(signals::Inheritance::take).transpose();
     #[cfg(target_os = "linux")]
     let inheritance = inheritance.map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    check_limits(&cli.command)?;
     let log = log_to_stderr(&cli.global)?;
     let result = runtime()?.block_on(async {
         #[cfg(target_os = "linux")]
