@@ -205,7 +205,15 @@ pub async fn migrate(url: &str) -> Result<store::Migrated, StoreError> {
     store::open(url)?.migrate().await
 }
 
-/// The README's code, compiled as a doctest.
+/// The code in the README and the pages, compiled as doctests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../docs/library.md")]
+    struct Library;
+
+    #[doc = include_str!("../docs/fencing.md")]
+    struct Fencing;
+}

@@ -24,7 +24,7 @@
 //! each statement one message, and does without settings of the session: the isolation level must then be the
 //! default one, `synchronous_commit` must not be off, and the server bounds statements and locks only if the role
 //! says so (`ALTER ROLE … SET statement_timeout = …`, and the same for `lock_timeout`). `jit` and what else decides how
-//! long a statement takes is then the role's, too; `docs/operating.md` has all lines.
+//! long a statement takes is then the role's, too; `docs/postgres.md` has all lines.
 //!
 //! # The schema's name
 //!
