@@ -55,8 +55,8 @@ use super::{
     ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError, VerbKind,
 };
 use crate::{
-    diagnosis::{Finding, Plan},
     session::{Holder, NodeId, SessionKey},
+    store::finding::{ExaminationPlan, Finding},
 };
 use statement::Session;
 use target::Target;
@@ -143,10 +143,10 @@ impl PostgresStore {
     }
 
     pub(crate) fn with_source(url: &str, login: Option<LoginSource>) -> Result<Self, StoreError> {
-        Ok(Self { target: Arc::new(Target::parse(super::checked(url)?, login)?) })
+        Ok(Self { target: Arc::new(Target::parse(super::url::checked(url)?, login)?) })
     }
 
-    pub(crate) async fn examine(&self, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
         examine::examine(&self.target, plan).await
     }
 }

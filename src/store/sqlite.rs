@@ -22,8 +22,8 @@ use super::{
     Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
 use crate::{
-    diagnosis::{Finding, Plan},
     session::{Holder, NodeId, SessionKey},
+    store::finding::{ExaminationPlan, Finding},
 };
 
 mod acquire;
@@ -95,7 +95,7 @@ impl SqliteStore {
         Self { file: self.file.without_creating() }
     }
 
-    pub(crate) async fn examine(&self, plan: Plan) -> Vec<Finding> {
+    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Vec<Finding> {
         examine::examine(&self.file, plan).await
     }
 

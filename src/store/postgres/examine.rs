@@ -16,15 +16,17 @@ use super::{
 };
 use crate::{
     clock::{Clock as _, SystemClock},
-    diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
-    store::{Bounds, StoreError},
+    store::{
+        Bounds, StoreError,
+        finding::{ClockSample, Clocks, ExaminationPlan, Finding, Latency},
+    },
 };
 
 mod judge;
 mod room;
 
 /// All findings about the server that leases would be asked of, and what the others are.
-pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+pub(super) async fn examine(target: &Target, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
     let (mut visits, mut refusals) = (Vec::new(), Vec::new());
     for server in target.in_order() {
         match Visit::begin(server, plan).await {
@@ -114,7 +116,11 @@ async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> b
 }
 
 /// How long a round trip and a commit take, and how the clocks go.
-async fn measure(visit: &mut Visit<'_>, plan: Plan, findings: &mut Vec<Finding>) -> Option<Clocks> {
+async fn measure(
+    visit: &mut Visit<'_>,
+    plan: ExaminationPlan,
+    findings: &mut Vec<Finding>,
+) -> Option<Clocks> {
     let samples = watch_clocks(visit, plan.lasting).await.unwrap_or_else(|error| {
         findings.push(Finding::failure("round_trip", error));
         Vec::new()
@@ -230,7 +236,7 @@ struct Visit<'a> {
 
 impl<'a> Visit<'a> {
     /// Asks the server at once what it is.
-    async fn begin(server: &'a Server, plan: Plan) -> Result<Self, StoreError> {
+    async fn begin(server: &'a Server, plan: ExaminationPlan) -> Result<Self, StoreError> {
         let mut visit = Self::of(server, None, plan.patience);
         let row = visit.row(include_str!("examine/server.sql")).await?;
         visit.version = visit.read(&row, "version")?;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     clock::{Clock as _, SystemClock},
-    diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
+    store::finding::{ClockSample, Clocks, ExaminationPlan, Finding, Latency},
 };
 
 #[cfg(unix)]
@@ -22,7 +22,7 @@ mod trial;
 /// Creates nothing: a file that is not there is a finding, too.
 ///
 /// What cannot be looked at is one, too, and takes nothing away from what was found before.
-pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
+pub(super) async fn examine(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !file.path().exists() {
         #[cfg(unix)]
@@ -78,7 +78,7 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
 }
 
 /// What the first run would meet.
-async fn examine_absence(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
+async fn examine_absence(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<Finding> {
     if file.access() != Access::Create {
         return vec![Finding::failure("file", file.cannot_open())];
     }
@@ -93,7 +93,7 @@ async fn examine_absence(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
 async fn examine_room_for_schema(
     sqlite: &mut SqliteConnection,
     file: &DatabaseFile,
-    plan: Plan,
+    plan: ExaminationPlan,
 ) -> Vec<Finding> {
     let locked = sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(sqlite).await;
     match locked.map_err(Failure::from) {

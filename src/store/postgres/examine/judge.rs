@@ -7,9 +7,9 @@ use sqlx::postgres::PgRow;
 use super::Visit;
 use crate::{
     config::{Settings, Timing},
-    diagnosis::{Clocks, Finding, millis},
     store::{
         StoreError,
+        finding::{Clocks, Finding, millis},
         postgres::{
             believe::Doubt,
             connect,

@@ -3,7 +3,7 @@
 use sqlx::postgres::PgRow;
 
 use super::Visit;
-use crate::{diagnosis::Finding, store::StoreError};
+use crate::store::{StoreError, finding::Finding};
 
 /// What one `tenure run` takes while nothing is wrong, and what a supervisor of the library does with its defaults.
 const FOR_A_RUN: i64 = 2;

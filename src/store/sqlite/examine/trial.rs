@@ -6,20 +6,18 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use tempfile::TempDir;
 
 use super::{journal_mode, measure_commits};
-use crate::{
-    diagnosis::{Finding, Plan},
-    store::{
-        StoreError,
-        sqlite::{
-            accept_writes,
-            file::{Access, DatabaseFile},
-            options, schema,
-        },
+use crate::store::{
+    StoreError,
+    finding::{ExaminationPlan, Finding},
+    sqlite::{
+        accept_writes,
+        file::{Access, DatabaseFile},
+        options, schema,
     },
 };
 
 /// Makes a database beside the file, in a directory of its own that is removed again, and sets it up as a run would.
-pub(super) async fn beside(file: &DatabaseFile, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+pub(super) async fn beside(file: &DatabaseFile, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
     let place = place(file, plan.makes_directory)?;
     let directory = directory_in(&place, file)?;
     let trial = DatabaseFile::new(directory.path().join("tenure.db"), Access::Create);
