@@ -141,6 +141,7 @@
 //!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
 
 mod actor;
+mod caller;
 pub mod clock;
 mod config;
 #[cfg_attr(

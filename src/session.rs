@@ -189,8 +189,13 @@ pub struct Requester(Arc<str>);
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct Reason(Arc<str>);
 
+impl Label {
+    /// The longest label, in bytes.
+    pub const MAX_BYTES: usize = 255;
+}
+
 macro_rules! text {
-    ($name:ident, $what:literal, $min:literal, $max:literal) => {
+    ($name:ident, $what:literal, $min:literal, $max:expr) => {
         impl $name {
             /// Checks the text and keeps it.
             ///
@@ -235,7 +240,7 @@ macro_rules! text {
     };
 }
 
-text!(Label, "holder label", 1, 255);
+text!(Label, "holder label", 1, Label::MAX_BYTES);
 text!(Phase, "phase", 0, 64);
 text!(Requester, "name of who asks to stop", 1, 255);
 text!(Reason, "reason to stop", 1, 1_000);
