@@ -64,7 +64,8 @@ use futures::future::BoxFuture;
 
 use crate::{
     session::{
-        FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+        FencingToken, Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
+        StopRequest,
     },
     watch::Standby,
 };
@@ -335,7 +336,7 @@ pub struct Acquire {
     /// The holder's name for people.
     pub label: Label,
     /// What the run does first.
-    pub phase: Phase,
+    pub phase: RunPhase,
     /// The granted length; whole milliseconds, the rest is cut off.
     pub ttl: Duration,
 }
@@ -379,9 +380,9 @@ pub struct Renew {
     /// How long before expiry a renewal is refused; whole milliseconds.
     pub safety_margin: Duration,
     /// How the run stands.
-    pub stage: Stage,
+    pub stage: RunStage,
     /// A new phase, or `None` to leave it.
-    pub phase: Option<Phase>,
+    pub phase: Option<RunPhase>,
 }
 
 /// The answer to one [`Renew`]. A loss comes with the database's clock, in microseconds since 1970: a clock that was
