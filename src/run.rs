@@ -1,6 +1,6 @@
 //! The guard of one granted run, and the work done under it.
 
-use std::{fmt, future::Future, ops::Deref, sync::Arc};
+use std::{fmt, future::Future, sync::Arc};
 
 use actix::Recipient;
 
@@ -10,6 +10,7 @@ use crate::end::{EndReason, Ended};
 mod child;
 mod context;
 mod end;
+mod guard;
 mod message;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod pinning;
@@ -40,15 +41,6 @@ pub struct Run {
     entry: Option<Entry>,
 }
 
-/// What the run's work sees of it is what its guard sees.
-impl Deref for Run {
-    type Target = RunContext;
-
-    fn deref(&self) -> &RunContext {
-        &self.context
-    }
-}
-
 impl Run {
     pub(crate) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         let context = RunContext::new(shared, actor);
@@ -56,7 +48,14 @@ impl Run {
         Self { context, entry: Some(entry) }
     }
 
-    /// What work under this run sees of it, for work that is not in a [`scope`](Self::scope).
+    /// What work under this run sees of it, for work that is not in a [`scope`](Self::scope). A context can be cloned and
+    /// starts sub-tasks and children; a guard cannot be cloned.
+    ///
+    /// ```compile_fail
+    /// # fn example(run: tenure::Run) {
+    /// let second = run.clone();
+    /// # }
+    /// ```
     pub fn context(&self) -> RunContext {
         self.context.clone()
     }

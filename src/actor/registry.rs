@@ -32,7 +32,7 @@ use crate::{
     event::{EventSender, RunEvent, forward},
     lease::Lease,
     run::{Run, RunMessage, Shared, Start},
-    session::{Holder, Label, NodeId, Phase, RunId, SessionKey, StopRequest},
+    session::{Holder, Label, NodeId, RunId, RunPhase, SessionKey, StopRequest},
     store::{Acquire, Grant, StoreError},
 };
 
@@ -124,7 +124,7 @@ pub(crate) struct Doubt;
 pub(crate) struct AcquireSession {
     pub(crate) key: SessionKey,
     pub(crate) label: Label,
-    pub(crate) phase: Phase,
+    pub(crate) phase: RunPhase,
     pub(crate) limits: Vec<Limit>,
     /// Whom to tell of this run, besides those who are told of all.
     pub(crate) events: Option<Recipient<RunEvent>>,

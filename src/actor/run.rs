@@ -20,7 +20,7 @@ use crate::{
     event::{EventSender, RunEvent},
     lease::{Action, Lease, News, Released, Renewal},
     run::{RunMessage, Shared},
-    session::{Phase, RunId, SessionKey, Stage},
+    session::{RunId, RunPhase, RunStage, SessionKey},
     store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
 };
 
@@ -154,7 +154,7 @@ impl RunActor {
         ctx.run_later(patience, |actor, _| actor.shared.await_release_no_longer());
     }
 
-    fn renewal(&self, stage: Stage, phase: Option<Phase>) -> Renew {
+    fn renewal(&self, stage: RunStage, phase: Option<RunPhase>) -> Renew {
         Renew {
             key: self.shared.key.clone(),
             run_id: self.shared.run_id,

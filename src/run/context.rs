@@ -15,7 +15,7 @@ use super::{RunMessage, Shared};
 use crate::{
     clock::{BootInstant, instant},
     end::EndReason,
-    session::{FencingToken, InvalidText, Phase, RunId, SessionKey},
+    session::{FencingToken, InvalidText, RunId, RunPhase, SessionKey},
 };
 
 /// What work under a run sees of it. Cheap to clone; does not keep the run.
@@ -124,7 +124,7 @@ impl RunContext {
     /// # Errors
     /// [`InvalidText`] when it cannot be stored; nothing has changed.
     pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
-        if self.shared.set_phase(Phase::new(phase)?) {
+        if self.shared.set_phase(RunPhase::new(phase)?) {
             self.actor.do_send(RunMessage::PhaseChanged);
         }
         Ok(())

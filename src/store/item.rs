@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::session::{
-    FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+    FencingToken, Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
+    StopRequest,
 };
 
 /// A request for a session.
@@ -18,7 +19,7 @@ pub struct Acquire {
     /// The holder's name for people.
     pub label: Label,
     /// What the run does first.
-    pub phase: Phase,
+    pub phase: RunPhase,
     /// The granted length; whole milliseconds, the rest is cut off.
     pub ttl: Duration,
 }
@@ -62,9 +63,9 @@ pub struct Renew {
     /// How long before expiry a renewal is refused; whole milliseconds.
     pub safety_margin: Duration,
     /// How the run stands.
-    pub stage: Stage,
+    pub stage: RunStage,
     /// A new phase, or `None` to leave it.
-    pub phase: Option<Phase>,
+    pub phase: Option<RunPhase>,
 }
 
 /// The answer to one [`Renew`]. A loss comes with the database's clock, in microseconds since 1970: a clock that was

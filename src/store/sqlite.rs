@@ -390,7 +390,7 @@ fn millis(duration: Duration) -> u32 {
 mod tests {
     use super::*;
     use crate::{
-        session::{Label, Phase, RunId},
+        session::{Label, RunId, RunPhase},
         store::SWEEP_AFTER,
     };
 
@@ -409,7 +409,7 @@ mod tests {
             run_id: RunId::random(),
             node: NodeId::random(),
             label: Label::new("x".repeat(255)).unwrap(),
-            phase: Phase::default(),
+            phase: RunPhase::default(),
             ttl: Duration::from_secs(30),
         };
         (0..count).map(item).collect()

@@ -16,7 +16,7 @@ use crate::{
 /// A request that the run of a session stop; await it.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Debug, Clone)]
-pub struct StopSessionRequest {
+pub struct StopBuilder {
     pub(super) supervisor: LeaseSupervisor,
     pub(super) key: SessionKey,
     pub(super) run_id: Option<RunId>,
@@ -24,7 +24,7 @@ pub struct StopSessionRequest {
     pub(super) reason: Option<String>,
 }
 
-impl StopSessionRequest {
+impl StopBuilder {
     /// Only this run: whoever holds the session after it is left alone. By default whoever holds it when the request
     /// arrives.
     pub fn run(mut self, run_id: RunId) -> Self {
@@ -61,7 +61,7 @@ impl StopSessionRequest {
     }
 }
 
-impl IntoFuture for StopSessionRequest {
+impl IntoFuture for StopBuilder {
     type Output = Result<StopAnswer, StopError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 

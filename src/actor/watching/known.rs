@@ -130,7 +130,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage};
+    use crate::session::{FencingToken, Holder, Label, NodeId, RunId, RunPhase, RunStage, SessionKey};
 
     fn at(millis: u64) -> BootInstant {
         BootInstant::from_nanos(millis * 1_000_000)
@@ -142,8 +142,8 @@ mod tests {
             node: NodeId::random(),
             label: Label::new("ann").unwrap(),
             fence: FencingToken::from(1),
-            stage: Stage::Running,
-            phase: Phase::default(),
+            stage: RunStage::Running,
+            phase: RunPhase::default(),
             since: SystemTime::UNIX_EPOCH,
             expires_at: SystemTime::UNIX_EPOCH,
             expires_in: Duration::from_millis(left_millis),

@@ -4,7 +4,6 @@
 //! `program`, which is CMD under its guardian (`guardian`, started as a process of its own by `guarded`, over the words
 //! of `wire`), the terminal, the signals, the events it tells, and its `outcome`.
 
-mod caller;
 mod cli;
 mod database;
 mod doctor;

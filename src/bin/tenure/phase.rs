@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tenure::Phase;
+use tenure::RunPhase;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{UnixListener, UnixStream},
@@ -30,7 +30,7 @@ pub(crate) const SOCKET: &str = "TENURE_SOCKET";
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) fn phase(args: &cli::Phase) -> Result<u8, Failure> {
-    let phase = Phase::new(&args.text)?;
+    let phase = RunPhase::new(&args.text)?;
     let Some(socket) = env::var_os(SOCKET) else {
         let message =
             "TENURE_SOCKET is not set: this works only inside a program that `tenure run` has started";

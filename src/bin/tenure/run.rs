@@ -7,11 +7,10 @@
 use std::{ffi::OsString, future::Future, pin::pin, time::Duration};
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use tenure::{AcquireError, EndReason, LeaseSupervisor, Run, RunEvent, SessionKey, printable};
+use tenure::{AcquireError, EndReason, Label, LeaseSupervisor, Run, RunEvent, SessionKey, printable};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    caller::user_at_host,
     cli::{self, Global},
     database::Database,
     events::{Event, Events, Why},
@@ -66,7 +65,7 @@ async fn hold(
     events: &Events,
     inheritance: Inheritance,
 ) -> Result<Exit, Failure> {
-    let label = args.holder.clone().unwrap_or_else(user_at_host);
+    let label = args.holder.clone().unwrap_or_else(|| Label::user_at_host().into());
     let mut signals = Signals::listen(&inheritance).map_err(|error| Failure::new(UNAVAILABLE, error))?;
     let builder = Database::of(global)?.writing()?.connect_timeout(global.connect_timeout);
     let starting = builder.ttl(args.ttl).stop_grace(args.stop_grace).holder_label(&label).start();

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure::{Asked, LeaseSupervisor, SessionStatus, StopAnswer};
+use tenure::{Asked, Label, LeaseSupervisor, SessionStatus, StopAnswer};
 use tokio::time::timeout;
 
 use crate::{
-    caller::user_at_host,
     cli::{Global, Stop},
     database::Database,
     exit::{BUSY, Failure, NOT_HELD},
@@ -20,7 +19,7 @@ pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
         return nobody(global, args, &SessionStatus::idle(key), &database);
     };
     let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
-    let mut request = supervisor.stop(&key).by(user_at_host());
+    let mut request = supervisor.stop(&key).by(Label::user_at_host().as_str());
     if let Some(run_id) = args.run {
         request = request.run(run_id);
     }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::statement::Session;
 use crate::{
-    session::{FencingToken, Holder, Label, Phase, SessionKey, StopRequest},
+    session::{FencingToken, Holder, Label, RunPhase, SessionKey, StopRequest},
     store::{Grant, Renewed, StoreError},
 };
 
@@ -37,7 +37,7 @@ pub(super) fn holder(session: &Session, row: &PgRow) -> Result<Holder, StoreErro
         label: Label::new(session.read::<&str>(row, "holder")?).map_err(unreadable(session))?,
         fence: FencingToken::from(session.read::<i64>(row, "fence")?),
         stage: session.read::<&str>(row, "stage")?.parse().map_err(unreadable(session))?,
-        phase: Phase::new(session.read::<&str>(row, "phase")?).map_err(unreadable(session))?,
+        phase: RunPhase::new(session.read::<&str>(row, "phase")?).map_err(unreadable(session))?,
         since: instant(session, session.read(row, "acquired_at")?)?,
         expires_at: instant(session, session.read(row, "expires_at")?)?,
         expires_in: length(session.read(row, "remaining")?),

@@ -10,7 +10,7 @@ use super::{
     wording::Worded,
 };
 use crate::{
-    session::{Holder, Phase, SessionKey},
+    session::{Holder, RunPhase, SessionKey},
     store::{Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER, StoreError, untold},
 };
 
@@ -69,7 +69,7 @@ async fn extend(session: &mut Session, items: &[Renew]) -> Result<Vec<RenewOutco
             Value::Numbers(items.iter().map(|item| millis(item.ttl)).collect()),
             Value::Numbers(items.iter().map(|item| millis(item.safety_margin)).collect()),
             Value::Texts(items.iter().map(|item| item.stage.as_str()).collect()),
-            Value::TextsOrNull(items.iter().map(|item| item.phase.as_ref().map(Phase::as_str)).collect()),
+            Value::TextsOrNull(items.iter().map(|item| item.phase.as_ref().map(RunPhase::as_str)).collect()),
         ],
     );
     let rows = session.fetch(&statement).await?;
