@@ -25,7 +25,7 @@ pub use scope::ScopeHandle;
 pub(crate) use shared::{Shared, Start};
 pub use tasks::Task;
 
-use tasks::Entry;
+use tasks::WorkEntry;
 
 /// A session, held by this run: the guard of a granted lease.
 ///
@@ -37,7 +37,7 @@ use tasks::Entry;
 pub struct Run {
     context: RunContext,
     /// What the guard stands for, until it has said that its work has ended.
-    entry: Option<Entry>,
+    entry: Option<WorkEntry>,
 }
 
 /// What the run's work sees of it is what its guard sees.
@@ -52,7 +52,7 @@ impl Deref for Run {
 impl Run {
     pub(crate) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         let context = RunContext::new(shared, actor);
-        let entry = Entry::of_guard(context.clone());
+        let entry = WorkEntry::of_guard(context.clone());
         Self { context, entry: Some(entry) }
     }
 
