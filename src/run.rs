@@ -26,7 +26,7 @@ pub use scope::ScopeHandle;
 pub(crate) use shared::{Shared, Start};
 pub use tasks::Task;
 
-use tasks::Entry;
+use tasks::WorkEntry;
 
 /// A session, held by this run: the guard of a granted lease.
 ///
@@ -38,13 +38,13 @@ use tasks::Entry;
 pub struct Run {
     context: RunContext,
     /// What the guard stands for, until it has said that its work has ended.
-    entry: Option<Entry>,
+    entry: Option<WorkEntry>,
 }
 
 impl Run {
     pub(crate) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         let context = RunContext::new(shared, actor);
-        let entry = Entry::of_guard(context.clone());
+        let entry = WorkEntry::of_guard(context.clone());
         Self { context, entry: Some(entry) }
     }
 

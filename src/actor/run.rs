@@ -13,7 +13,7 @@ use actix::{
 use tracing::{Span, debug, info, warn};
 
 use crate::{
-    actor::lane::{Answer, LaneAddr, Releasing, Renewing},
+    actor::lane::{LaneAddr, LaneAnswer, Releasing, Renewing},
     clock::{BootInstant, SharedClock},
     config::Timing,
     end::EndReason,
@@ -170,7 +170,7 @@ impl RunActor {
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
     }
 
-    fn renewed(&mut self, attempt: u64, answer: Answer<RenewOutcome>, ctx: &mut Context<Self>) {
+    fn renewed(&mut self, attempt: u64, answer: LaneAnswer<RenewOutcome>, ctx: &mut Context<Self>) {
         let sent_at = answer.sent_at;
         let mut expires_at_micros = None;
         let renewal = match answer.outcome {

@@ -368,7 +368,7 @@ fn a_stop_request_rides_on_a_renewal() {
     let request = StopRequest::new(std::time::SystemTime::UNIX_EPOCH, Some("ops".into()), Some("tea".into()));
     let renewal = Renewal::Confirmed { sent_at: at(8_250), remaining: TTL, stop: Some(request) };
     lease.on_renewal(attempt, renewal, at(8_260));
-    let reason = EndReason::Stopped { by: Some("ops".into()), why: Some("tea".into()) };
+    let reason = EndReason::Stopped { by: Some("ops".into()), reason: Some("tea".into()) };
     assert!(drain(&mut lease).contains(&Action::Cancel(reason)));
 }
 

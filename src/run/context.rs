@@ -70,9 +70,9 @@ impl RunContext {
 
     /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
     /// until the work has ended. The first reason for an end stays.
-    pub fn stop(&self, why: impl Into<String>) {
+    pub fn stop(&self, reason: impl Into<String>) {
         if self.shared.ask_to_stop() {
-            self.tell_to_end(EndReason::Stopped { by: None, why: Some(why.into()) });
+            self.tell_to_end(EndReason::Stopped { by: None, reason: Some(reason.into()) });
         }
     }
 

@@ -20,7 +20,7 @@ use crate::{
         hints::Hints,
         lane::{Lane, LaneSettings},
         pool::Pool,
-        query::QueryLane,
+        query::QueryWorkers,
         registry::{Links, Registry},
         run::RunLinks,
         watching::Watcher,
@@ -421,8 +421,8 @@ impl Plan {
         let acquiring = lane(timing.acquire_attempt_timeout(), &pools.acquires, &pools.acquires_alone);
         let renewing = lane(timing.renew_timeout(), &pools.renewals, &pools.renewals_alone);
         let releasing = lane(timing.renew_timeout(), &pools.releases, &pools.releases_alone);
-        let (queries, query_lane) = QueryLane::new(pools.queries.clone(), timing.query_timeout());
-        actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
+        let (queries, query_workers) = QueryWorkers::new(pools.queries.clone(), timing.query_timeout());
+        actix_rt::spawn(goodbyes.track_future(query_workers.serve(over.clone())));
         let longest = timing.query_timeout().max(connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
         let looking = bounds(&timing, longest);
         let (watching, watcher) = Watcher::new(looked_at, clock.clone(), looking, events.source());

@@ -51,12 +51,12 @@ impl StopBuilder {
         let item = StopRun { key: self.key.clone(), run_id: self.run_id, by, reason };
         let (reply, answer) = oneshot::channel();
         inner.registry.do_send(StopSession { item, reply });
-        let Some(told) = answer.await.map_err(|oneshot::Canceled| Closed)?? else {
+        let Some(asked) = answer.await.map_err(|oneshot::Canceled| Closed)?? else {
             return Ok(StopAnswer::Idle);
         };
         inner.watching.nudge(self.key.clone());
         let (watching, asked_at) = (inner.watching.clone(), inner.clock.now());
-        let asked = Asked { key: self.key, holder: told.holder, first: told.first, watching, asked_at };
+        let asked = Asked { key: self.key, holder: asked.holder, first: asked.first, watching, asked_at };
         Ok(StopAnswer::Asked(Box::new(asked)))
     }
 }

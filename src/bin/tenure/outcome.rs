@@ -100,7 +100,7 @@ pub(crate) fn word(reason: &EndReason, signaled: Option<i32>) -> &'static str {
 
 /// Whether a run ended because this command was told to by this signal.
 pub(crate) fn is_by_signal(reason: &EndReason, number: i32) -> bool {
-    matches!(reason, EndReason::Stopped { by: None, why: Some(why) } if *why == signals::name(number))
+    matches!(reason, EndReason::Stopped { by: None, reason: Some(reason) } if *reason == signals::name(number))
 }
 
 #[cfg(test)]
@@ -117,7 +117,7 @@ mod tests {
     }
 
     fn told(number: i32) -> EndReason {
-        EndReason::Stopped { by: None, why: Some(signals::name(number)) }
+        EndReason::Stopped { by: None, reason: Some(signals::name(number)) }
     }
 
     #[test]
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn other_reasons_have_codes_of_their_own_however_cmd_ended() {
-        let stopped = EndReason::Stopped { by: Some("ann".into()), why: None };
+        let stopped = EndReason::Stopped { by: Some("ann".into()), reason: None };
         let timed_out = EndReason::TimedOut { limit: Limit::MaxDuration(Duration::ZERO) };
         for (reason, code) in [
             (&stopped, 77),
