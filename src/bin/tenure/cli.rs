@@ -39,28 +39,28 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Hold the session while CMD runs, and end CMD with everything it started when the session is lost.
     #[cfg(target_os = "linux")]
-    Run(Run),
+    Run(RunArgs),
     /// Show who holds a session. Exits 1 when nobody does.
-    Status(Status),
+    Status(StatusArgs),
     /// Ask the run that holds a session to stop, wherever it is. Exits 1 when nobody holds it.
-    Stop(Stop),
+    Stop(StopArgs),
     /// Show a session now, and a line at every change, until interrupted.
-    Watch(Watch),
+    Watch(WatchArgs),
     /// Show all sessions that are held.
-    List(List),
+    List(ListArgs),
     /// Inside CMD: say what the run is doing, for those who look.
     #[cfg(unix)]
-    Phase(Phase),
+    Phase(PhaseArgs),
     /// Set up the database, or print the statements that would.
-    Migrate(Migrate),
+    Migrate(MigrateArgs),
     /// Remove rows of leases that expired at least an hour ago.
     Sweep,
     /// Check database, schema, clocks and commit latency, and say what to change. Exits 0 unless no lease can be held.
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Session {
+pub(crate) struct SessionArgs {
     /// Whose session.
     #[arg(short, long, default_value = "local", allow_negative_numbers = true)]
     pub(crate) account: String,
@@ -70,9 +70,9 @@ pub(crate) struct Session {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
     /// The length of the lease, renewed while CMD runs: 1s to 24h.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub(crate) ttl: Duration,
@@ -110,15 +110,15 @@ pub(crate) enum OnBusy {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Status {
+pub(crate) struct StatusArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Stop {
+pub(crate) struct StopArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
     /// Only this run: whoever holds the session after it is left alone.
     #[arg(long, value_name = "RUN_ID")]
     pub(crate) run: Option<RunId>,
@@ -131,13 +131,13 @@ pub(crate) struct Stop {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Watch {
+pub(crate) struct WatchArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct List {
+pub(crate) struct ListArgs {
     /// Only this account's sessions.
     #[arg(short, long, allow_negative_numbers = true)]
     pub(crate) account: Option<String>,
@@ -147,21 +147,21 @@ pub(crate) struct List {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Phase {
+pub(crate) struct PhaseArgs {
     /// At most 64 bytes; empty to say nothing.
     #[arg(allow_negative_numbers = true)]
     pub(crate) text: String,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Migrate {
+pub(crate) struct MigrateArgs {
     /// Print the statements and change nothing.
     #[arg(long)]
     pub(crate) print: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Doctor {
+pub(crate) struct DoctorArgs {
     /// How long to watch the clocks, at most 1h; the longer, the finer the difference in their rates that shows.
     #[arg(long = "for", value_name = "DURATION", default_value = "3s", value_parser = examination)]
     pub(crate) lasting: Duration,

@@ -36,7 +36,7 @@ use tenure::{
 
 use crate::{
     inherited, launch,
-    wire::{Group, Order, Report, Setup, Trust},
+    wire::{Deadlines, Group, Order, Report, Setup},
 };
 
 use asking::Asking;
@@ -77,7 +77,7 @@ struct Guardian {
     is_program: bool,
     group: Group,
     tree: ProcessTree,
-    trust: Trust,
+    trust: Deadlines,
     is_overdue: bool,
     grace: Duration,
     /// CMD was told to end, and nobody else yet.

@@ -31,6 +31,8 @@ mod program;
 #[cfg(target_os = "linux")]
 mod run;
 mod show;
+#[cfg(unix)]
+mod side;
 #[cfg(target_os = "linux")]
 mod signals;
 mod status;
@@ -122,7 +124,7 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
         Command::Watch(args) => watch::watch(global, args).await,
         Command::List(args) => list::list(global, args).await,
         #[cfg(unix)]
-        Command::Phase(args) => phase::phase(args),
+        Command::Phase(args) => phase::phase(global, args),
         Command::Migrate(args) => migrate::migrate(global, args).await,
         Command::Sweep => migrate::sweep(global).await,
         Command::Doctor(args) => doctor::doctor(global, args).await,
