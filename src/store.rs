@@ -109,6 +109,10 @@ pub fn open(url: &str) -> Result<SharedStore, StoreError> {
         "postgres" | "postgresql" => Ok(Arc::new(PostgresStore::new(url)?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(SqliteStore::new(url)?)),
+        #[cfg(feature = "sqlite")]
+        _ if is_path(url) => Err(StoreError::Url {
+            detail: format!("it does not begin with a scheme; for a file, write sqlite://{url}"),
+        }),
         _ => Err(StoreError::Url { detail: unknown_scheme(scheme) }),
     }
 }
@@ -125,6 +129,12 @@ pub(crate) fn checked(url: &str) -> Result<&str, StoreError> {
         }
         _ => Ok(url),
     }
+}
+
+/// Whether it is the bare path of a file, and nothing with a password in it.
+#[cfg(feature = "sqlite")]
+fn is_path(url: &str) -> bool {
+    url.contains(['/', '.']) && !url.contains([':', '@', '=', '?', '%', ' '])
 }
 
 fn unknown_scheme(scheme: &str) -> String {

@@ -88,8 +88,13 @@ impl Events {
         let output: Box<dyn Write + Send> = match to {
             None => Box::new(io::stderr()),
             Some(path) => match path.to_str().and_then(|text| text.parse::<u32>().ok()) {
-                Some(descriptor) => Box::new(inherited::duplicate(descriptor)?),
-                None => Box::new(open_to_append(path)?),
+                Some(descriptor) => Box::new(inherited::duplicate(descriptor).map_err(|error| {
+                    io::Error::other(format!("descriptor {descriptor} {error}; open it: {descriptor}>>FILE"))
+                })?),
+                None => Box::new(open_to_append(path).map_err(|error| {
+                    let path = path.to_string_lossy();
+                    io::Error::other(format!("{} cannot be written: {error}", printable(&path)))
+                })?),
             },
         };
         Ok(Self { lines: Lines::to(output)?, json, quiet, key, run: OnceCell::new() })

@@ -53,6 +53,8 @@ const CLOCK_STEP: Duration = Duration::from_millis(500);
 pub(crate) struct GuardPlan {
     /// This binary: `/proc/self/exe` is right even when the file was replaced meanwhile.
     pub(crate) binary: PathBuf,
+    /// What others see the guardian as.
+    pub(crate) title: String,
     pub(crate) setup: Setup,
     /// CMD and its arguments.
     pub(crate) program: Vec<OsString>,
@@ -125,7 +127,7 @@ pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
     let mut command = Command::new(&plan.binary);
     let socket = inherited::leave_open(&mut command, theirs);
     // Signals from the terminal are for CMD, not for its guardian.
-    command.arg0("tenure").arg(GUARDIAN).arg(socket).process_group(0);
+    command.arg0(&plan.title).arg(GUARDIAN).arg(socket).process_group(0);
     command.args(plan.setup.to_args()).args(&plan.program);
     for (name, value) in &plan.environment {
         match value {

@@ -15,6 +15,7 @@ mod timer;
 
 use std::{
     ffi::OsString,
+    fs,
     io::{self, Read as _, Write as _},
     os::unix::{net::UnixStream, process::CommandExt as _},
     process::ExitCode,
@@ -53,7 +54,11 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         eprintln!("tenure: the guardian is started by `tenure run` only");
         return ExitCode::from(64);
     };
-    match Guardian::start(control.try_clone(), setup, args.collect()) {
+    let program = args.collect();
+    inherited::hide_arguments();
+    // In the short form of `ps`.
+    let _ = fs::write("/proc/self/comm", "tenure-guardian");
+    match Guardian::start(control.try_clone(), setup, program) {
         Ok(guardian) => guardian.run(),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(0);

@@ -109,6 +109,7 @@ impl<'a> Program<'a> {
         };
         let plan = GuardPlan {
             binary: PathBuf::from("/proc/self/exe"),
+            title: format!("tenure: guardian of {}", printable(run.key().session())),
             setup,
             program: begun.args.program.clone(),
             environment: environment(run, socket),

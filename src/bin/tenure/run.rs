@@ -16,7 +16,7 @@ use crate::{
     database::Database,
     events::{Event, Events, Why},
     exit::{Exit, Failure, UNAVAILABLE, USAGE},
-    inherited,
+    inherited, mistakes,
     outcome::{ProgramEnd, RunOutcome},
     program::{self, Begun, Program, Watched},
     show,
@@ -39,11 +39,11 @@ pub(crate) async fn run(
     let key = args.session.key()?;
     check_program(&args.program)?;
     check_proc()?;
-    let events = Events::open(args.events.as_deref(), global.json, global.quiet, key.clone())
-        .map_err(|error| Failure::new(USAGE, format!("events cannot be written there: {error}")))?;
+    let events = Events::open(args.events(), global.json, global.quiet, key.clone())
+        .map_err(|error| Failure::new(USAGE, format!("--events: {error}")))?;
     let exit = hold(global, args, &key, &events, inheritance).await.unwrap_or_else(|failure| {
         events.tell(&Event::Failed(&failure));
-        if args.events.is_some() {
+        if args.events().is_some() {
             show::complain(&failure);
         }
         Exit::Code(failure.code)
@@ -215,7 +215,7 @@ async fn not_begun(run: Run, signals: &mut Signals, events: &Events, failure: Op
 fn let_go(inheritance: Inheritance, begun: &Begun<'_>) {
     inheritance.let_go();
     let mut result = inherited::let_go_of_input_and_output();
-    if begun.args.events.is_some() && begun.global.verbose == 0 {
+    if begun.args.events().is_some() && begun.global.verbose == 0 {
         result = result.and_then(|()| inherited::let_go_of_errors());
     }
     if let Err(error) = result {
@@ -241,7 +241,8 @@ fn conclude(begun: &Begun<'_>, watched: &Watched, reason: &EndReason, released: 
     if let (ProgramEnd::CannotStart(errno), EndReason::Completed) = (watched.end, reason) {
         let error = std::io::Error::from_raw_os_error(errno);
         let name = begun.args.program.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let sentence = format!("{} cannot be started: {error}", printable(&name));
+        let remedy = mistakes::remedy(&name, errno).map(|remedy| format!("; {remedy}")).unwrap_or_default();
+        let sentence = format!("{} cannot be started: {error}{remedy}", printable(&name));
         events.tell(&Event::Failed(&Failure::new(exit.code(), sentence)));
     }
     if !released && *reason == EndReason::Completed {
