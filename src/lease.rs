@@ -27,6 +27,8 @@ use crate::{
 pub(crate) enum Action {
     /// Send a renewal; answer with [`Lease::on_renewal`] and the same attempt.
     Renew { attempt: u64, stage: RunStage, phase: Option<RunPhase>, alone: bool },
+    /// Others can see this one now.
+    PhaseShown(RunPhase),
     /// Cancel the run's token. Comes once.
     Cancel(EndReason),
     /// The work has had its time: drop or kill it.
@@ -265,8 +267,10 @@ impl Lease {
         }
         match renewal {
             Renewal::Confirmed { sent_at, remaining, stop } => {
-                if self.sent_phase == self.unshown_phase {
-                    self.unshown_phase = None;
+                if self.sent_phase == self.unshown_phase
+                    && let Some(shown) = self.unshown_phase.take()
+                {
+                    self.actions.push_back(Action::PhaseShown(shown));
                 }
                 self.confirm(sent_at, remaining, now);
                 if let Some(request) = stop {

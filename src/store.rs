@@ -117,6 +117,10 @@ pub fn open(url: &str) -> Result<SharedStore, StoreError> {
         "postgres" | "postgresql" => Ok(std::sync::Arc::new(PostgresStore::new(url)?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(std::sync::Arc::new(SqliteStore::new(url)?)),
+        #[cfg(feature = "sqlite")]
+        _ if url::is_path(url) => Err(StoreError::Url {
+            detail: format!("it does not begin with a scheme; for a file, write sqlite://{url}"),
+        }),
         _ => Err(StoreError::Url { detail: url::unknown_scheme(scheme) }),
     }
 }

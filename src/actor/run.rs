@@ -107,6 +107,7 @@ impl RunActor {
                     let item = self.renewal(stage, phase);
                     self.renew(attempt, item, alone, ctx);
                 }
+                Action::PhaseShown(phase) => self.shared.say_phase_shown(phase),
                 Action::Release { attempt, alone } => self.release(attempt, alone, ctx),
                 Action::Cancel(reason) => {
                     self.shared.end(reason);

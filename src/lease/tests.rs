@@ -604,6 +604,7 @@ impl Rig {
                     assert!(self.ended.is_none() && !is_over, "a renewal after the end");
                     self.renewal = Some((attempt, self.now));
                 }
+                Action::PhaseShown(_) => assert!(!self.row_gone, "shown in a row that is gone"),
                 Action::Cancel(reason) => {
                     self.cancelled += 1;
                     let first = self.first_reason.get_or_insert(reason.clone());

@@ -129,6 +129,16 @@ impl RunContext {
         }
         Ok(())
     }
+
+    /// Waits until others can see the phase that was [set](Self::set_phase) last. Never completes where they never will:
+    /// the run has ended before, or the database does not accept that phase.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn phase_shown(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let shared = self.shared.clone();
+        async move { shared.until_phase_shown().await }
+    }
 }
 
 impl fmt::Debug for RunContext {

@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     /// The end of trust for those who wait for it to move; goes on after a stop, while the work has its grace.
     renewed_until: watch::Sender<BootInstant>,
     phase: Mutex<RunPhase>,
+    /// The newest that others can see.
+    shown_phase: watch::Sender<RunPhase>,
     /// The actor has yet to look at the phase.
     phase_is_new: AtomicBool,
     /// Whoever works under the run has asked for its end.
@@ -87,6 +89,7 @@ impl Shared {
             trust: Trust::until(trusted_until),
             expires_at_micros: AtomicI64::new(expires_at_micros),
             renewed_until: watch::Sender::new(trusted_until),
+            shown_phase: watch::Sender::new(phase.clone()),
             phase: Mutex::new(phase),
             phase_is_new: AtomicBool::new(false),
             stop_was_asked: AtomicBool::new(false),
@@ -179,6 +182,16 @@ impl Shared {
     pub(super) fn set_phase(&self, phase: RunPhase) -> bool {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
         !self.phase_is_new.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn say_phase_shown(&self, phase: RunPhase) {
+        self.shown_phase.send_replace(phase);
+    }
+
+    /// Waits until others can see the newest phase; for ever where they never will.
+    pub(super) async fn until_phase_shown(&self) {
+        // This holds the sender: the channel stays open.
+        let _ = self.shown_phase.subscribe().wait_for(|shown| *shown == self.phase()).await;
     }
 
     pub(crate) fn take_new_phase(&self) -> RunPhase {

@@ -16,6 +16,12 @@ pub(crate) fn checked(url: &str) -> Result<&str, StoreError> {
     }
 }
 
+/// Whether it is the bare path of a file, and nothing with a password in it.
+#[cfg(feature = "sqlite")]
+pub(super) fn is_path(url: &str) -> bool {
+    url.contains(['/', '.']) && !url.contains([':', '@', '=', '?', '%', ' '])
+}
+
 pub(super) fn unknown_scheme(scheme: &str) -> String {
     let enabled: &[&str] = &[
         #[cfg(feature = "postgres")]

@@ -64,7 +64,11 @@ fn a_holder_without_a_label_is_the_user_at_the_host() {
         assert_eq!(holder.label, tenure::Label::user_at_host());
         #[cfg(unix)]
         assert!(
-            holder.label.as_str().split_once('@').is_some_and(|(user, host)| user != "" && host != ""),
+            holder
+                .label
+                .as_str()
+                .split_once('@')
+                .is_some_and(|(user, host)| !user.is_empty() && !host.is_empty()),
             "{holder:?}"
         );
     });

@@ -7,13 +7,13 @@ use tenure::{Asked, Label, LeaseSupervisor, SessionStatus, StopAnswer};
 use tokio::time::timeout;
 
 use crate::{
-    cli::{Global, Stop},
+    cli::{Global, StopArgs},
     database::Database,
     exit::{BUSY, Failure, NOT_HELD},
     show,
 };
 
-pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
+pub(crate) async fn stop(global: &Global, args: &StopArgs) -> Result<u8, Failure> {
     let (database, key) = (Database::of(global)?, args.session.key()?);
     let Some(builder) = database.asking()? else {
         return nobody(global, args, &SessionStatus::idle(key), &database);
@@ -35,7 +35,12 @@ pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
 }
 
 /// A run that was named may have ended, and another hold the session.
-fn nobody(global: &Global, args: &Stop, found: &SessionStatus, database: &Database) -> Result<u8, Failure> {
+fn nobody(
+    global: &Global,
+    args: &StopArgs,
+    found: &SessionStatus,
+    database: &Database,
+) -> Result<u8, Failure> {
     if global.json {
         show::print(format_args!("{}\n", show::session_json(found)))?;
     } else if let Some(run_id) = args.run.filter(|_| found.is_held()) {
@@ -48,7 +53,7 @@ fn nobody(global: &Global, args: &Stop, found: &SessionStatus, database: &Databa
 
 async fn wait(
     global: &Global,
-    args: &Stop,
+    args: &StopArgs,
     asked: &Asked,
     supervisor: &LeaseSupervisor,
 ) -> Result<u8, Failure> {
