@@ -6,7 +6,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
 use tenure::{
-    Label, LeaseSupervisor, NodeId, Phase, RunId, SessionKey, Stage,
+    Label, LeaseSupervisor, NodeId, RunId, RunPhase, RunStage, SessionKey,
     store::{self, Acquire, Bounds, LeaseConnection, Release, Renew},
 };
 use tokio::runtime::Runtime;
@@ -80,7 +80,7 @@ fn verbs(c: &mut Criterion, runtime: &Runtime, backend: &str, url: &str) {
         run_id,
         ttl: TTL,
         safety_margin: TTL / 5,
-        stage: Stage::Running,
+        stage: RunStage::Running,
         phase: None,
     };
     c.bench_function(&format!("{backend}/renew: one statement"), |b| {
@@ -114,7 +114,7 @@ fn acquire(key: &SessionKey, run_id: RunId) -> Acquire {
         run_id,
         node: NodeId::random(),
         label: Label::new("bench").expect("within bounds"),
-        phase: Phase::default(),
+        phase: RunPhase::default(),
         ttl: TTL,
     }
 }

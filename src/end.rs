@@ -20,8 +20,9 @@ pub enum EndReason {
     Stopped {
         /// Who, for people.
         by: Option<String>,
-        /// Why, for people.
-        why: Option<String>,
+        /// In their words. As JSON it is called `why`, since `reason` is the name of the end itself there.
+        #[cfg_attr(feature = "serde", serde(rename = "why"))]
+        reason: Option<String>,
     },
     /// The supervisor was shut down.
     Shutdown,
@@ -86,7 +87,7 @@ impl EndReason {
     }
 
     pub(crate) fn stopped(request: &StopRequest) -> Self {
-        Self::Stopped { by: request.by.clone(), why: request.reason.clone() }
+        Self::Stopped { by: request.by.clone(), reason: request.reason.clone() }
     }
 }
 
@@ -105,13 +106,13 @@ impl fmt::Display for EndReason {
             Self::Completed => f.write_str("completed"),
             Self::Dropped => f.write_str("dropped"),
             Self::Panicked => f.write_str("panicked"),
-            Self::Stopped { by, why } => {
+            Self::Stopped { by, reason } => {
                 f.write_str("stopped")?;
                 if let Some(by) = by {
                     write!(f, " by {}", printable(by))?;
                 }
-                if let Some(why) = why {
-                    write!(f, " ({})", printable(why))?;
+                if let Some(reason) = reason {
+                    write!(f, " ({})", printable(reason))?;
                 }
                 Ok(())
             }

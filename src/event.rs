@@ -129,18 +129,23 @@ impl EventSender {
 pub(crate) struct EventSource(broadcast::WeakSender<RunEvent>);
 
 impl EventSource {
+    /// Ends when nobody sends any more, and may be polled after its end.
     pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         let events = self.0.upgrade().map(|sender| sender.subscribe());
-        Box::pin(stream::unfold(events, async |events| {
-            let mut events = events?;
-            match events.recv().await {
-                Ok(event) => Some((event, Some(events))),
-                Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    Some((RunEvent::Missed(missed), Some(events)))
+        // Without `fuse`, an unfold that is polled after its end panics.
+        Box::pin(
+            stream::unfold(events, async |events| {
+                let mut events = events?;
+                match events.recv().await {
+                    Ok(event) => Some((event, Some(events))),
+                    Err(broadcast::error::RecvError::Lagged(missed)) => {
+                        Some((RunEvent::Missed(missed), Some(events)))
+                    }
+                    Err(broadcast::error::RecvError::Closed) => None,
                 }
-                Err(broadcast::error::RecvError::Closed) => None,
-            }
-        }))
+            })
+            .fuse(),
+        )
     }
 }
 

@@ -19,14 +19,16 @@ use crate::{
     clock::BootInstant,
     config::Timing,
     end::{EndReason, Limit},
-    session::{Phase, Stage, StopRequest},
+    session::{RunPhase, RunStage, StopRequest},
 };
 
 /// What the actor has to do, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send a renewal; answer with [`Lease::on_renewal`] and the same attempt.
-    Renew { attempt: u64, stage: Stage, phase: Option<Phase>, alone: bool },
+    Renew { attempt: u64, stage: RunStage, phase: Option<RunPhase>, alone: bool },
+    /// Others can see this one now.
+    PhaseShown(RunPhase),
     /// Cancel the run's token. Comes once.
     Cancel(EndReason),
     /// The work has had its time: drop or kill it.
@@ -115,11 +117,11 @@ pub(crate) struct Lease {
     failures: u32,
     at_risk: bool,
     reason: Option<EndReason>,
-    shown_stage: Stage,
+    shown_stage: RunStage,
     /// What the run says it is doing, until a renewal that carried it was confirmed.
-    unshown_phase: Option<Phase>,
+    unshown_phase: Option<RunPhase>,
     /// What the renewal in flight carries of it.
-    sent_phase: Option<Phase>,
+    sent_phase: Option<RunPhase>,
     /// When the run has had all the time it was given.
     over_at: Option<(BootInstant, Limit)>,
     silence: Option<Silence>,
@@ -168,7 +170,7 @@ impl Lease {
             failures: 0,
             at_risk: false,
             reason: None,
-            shown_stage: Stage::Running,
+            shown_stage: RunStage::Running,
             unshown_phase: None,
             sent_phase: None,
             over_at: None,
@@ -265,8 +267,10 @@ impl Lease {
         }
         match renewal {
             Renewal::Confirmed { sent_at, remaining, stop } => {
-                if self.sent_phase == self.unshown_phase {
-                    self.unshown_phase = None;
+                if self.sent_phase == self.unshown_phase
+                    && let Some(shown) = self.unshown_phase.take()
+                {
+                    self.actions.push_back(Action::PhaseShown(shown));
                 }
                 self.confirm(sent_at, remaining, now);
                 if let Some(request) = stop {
@@ -302,7 +306,7 @@ impl Lease {
     }
 
     /// What the run is doing now: others see it with the next renewal.
-    pub(crate) fn on_phase(&mut self, phase: Phase, now: BootInstant) {
+    pub(crate) fn on_phase(&mut self, phase: RunPhase, now: BootInstant) {
         self.check_trust(now);
         if self.is_renewing() {
             self.unshown_phase = Some(phase);
@@ -533,12 +537,12 @@ impl Lease {
         self.actions.push_back(Action::Tell(News::AtRisk { trusted_for }));
     }
 
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> RunStage {
         match self.state {
-            State::Held => Stage::Running,
-            State::Stuck { .. } => Stage::Stuck,
+            State::Held => RunStage::Running,
+            State::Stuck { .. } => RunStage::Stuck,
             State::Draining { .. } | State::Killing { .. } | State::Releasing | State::Ended => {
-                Stage::Stopping
+                RunStage::Stopping
             }
         }
     }

@@ -141,6 +141,7 @@
 //!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
 
 mod actor;
+mod caller;
 pub mod clock;
 mod config;
 #[cfg_attr(
@@ -180,13 +181,13 @@ pub use host::HostConnection;
 pub use run::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey,
-    SessionState, SessionStatus, Stage, StopRequest, UnknownStage,
+    FencingToken, Holder, InvalidText, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage,
+    SessionKey, SessionState, SessionStatus, StopRequest, UnknownStage,
 };
 pub use store::StoreError;
 pub use supervisor::{
-    AcquireRequest, Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, ListRequest, StopAnswer,
-    StopSessionRequest,
+    AcquireBuilder, Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, ListBuilder, StopAnswer,
+    StopBuilder,
 };
 pub use text::{printable, printable_name};
 pub use watch::{Observed, Standby};
@@ -205,7 +206,15 @@ pub async fn migrate(url: &str) -> Result<store::Migrated, StoreError> {
     store::open(url)?.migrate().await
 }
 
-/// The README's code, compiled as a doctest.
+/// The code in the README and the pages, compiled as doctests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../docs/library.md")]
+    struct Library;
+
+    #[doc = include_str!("../docs/fencing.md")]
+    struct Fencing;
+}

@@ -1,6 +1,6 @@
 //! The guard of one granted run, and the work done under it.
 
-use std::{fmt, future::Future, ops::Deref, sync::Arc};
+use std::{fmt, future::Future, sync::Arc};
 
 use actix::Recipient;
 
@@ -10,6 +10,7 @@ use crate::end::{EndReason, Ended};
 mod child;
 mod context;
 mod end;
+mod guard;
 mod message;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod pinning;
@@ -25,7 +26,7 @@ pub use scope::ScopeHandle;
 pub(crate) use shared::{Shared, Start};
 pub use tasks::Task;
 
-use tasks::Entry;
+use tasks::WorkEntry;
 
 /// A session, held by this run: the guard of a granted lease.
 ///
@@ -37,26 +38,24 @@ use tasks::Entry;
 pub struct Run {
     context: RunContext,
     /// What the guard stands for, until it has said that its work has ended.
-    entry: Option<Entry>,
-}
-
-/// What the run's work sees of it is what its guard sees.
-impl Deref for Run {
-    type Target = RunContext;
-
-    fn deref(&self) -> &RunContext {
-        &self.context
-    }
+    entry: Option<WorkEntry>,
 }
 
 impl Run {
     pub(crate) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         let context = RunContext::new(shared, actor);
-        let entry = Entry::of_guard(context.clone());
+        let entry = WorkEntry::of_guard(context.clone());
         Self { context, entry: Some(entry) }
     }
 
-    /// What work under this run sees of it, for work that is not in a [`scope`](Self::scope).
+    /// What work under this run sees of it, for work that is not in a [`scope`](Self::scope). A context can be cloned and
+    /// starts sub-tasks and children; a guard cannot be cloned.
+    ///
+    /// ```compile_fail
+    /// # fn example(run: tenure::Run) {
+    /// let second = run.clone();
+    /// # }
+    /// ```
     pub fn context(&self) -> RunContext {
         self.context.clone()
     }

@@ -175,7 +175,7 @@ pub struct Label(Arc<str>);
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
-pub struct Phase(Arc<str>);
+pub struct RunPhase(Arc<str>);
 
 /// Who asks a run to stop, for people: 1 to 255 bytes without NUL. Not an identity.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -189,8 +189,13 @@ pub struct Requester(Arc<str>);
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct Reason(Arc<str>);
 
+impl Label {
+    /// The longest label, in bytes.
+    pub const MAX_BYTES: usize = 255;
+}
+
 macro_rules! text {
-    ($name:ident, $what:literal, $min:literal, $max:literal) => {
+    ($name:ident, $what:literal, $min:literal, $max:expr) => {
         impl $name {
             /// Checks the text and keeps it.
             ///
@@ -235,8 +240,8 @@ macro_rules! text {
     };
 }
 
-text!(Label, "holder label", 1, 255);
-text!(Phase, "phase", 0, 64);
+text!(Label, "holder label", 1, Label::MAX_BYTES);
+text!(RunPhase, "phase", 0, 64);
 text!(Requester, "name of who asks to stop", 1, 255);
 text!(Reason, "reason to stop", 1, 1_000);
 
@@ -270,7 +275,7 @@ pub enum InvalidText {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum Stage {
+pub enum RunStage {
     /// The work goes on.
     #[default]
     Running,
@@ -280,7 +285,7 @@ pub enum Stage {
     Stuck,
 }
 
-impl Stage {
+impl RunStage {
     /// The word in the row's `stage` column.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -296,7 +301,7 @@ impl Stage {
 #[error("{0:?} is not a stage of a run")]
 pub struct UnknownStage(String);
 
-impl FromStr for Stage {
+impl FromStr for RunStage {
     type Err = UnknownStage;
 
     fn from_str(word: &str) -> Result<Self, Self::Err> {
@@ -342,9 +347,9 @@ pub struct Holder {
     /// The run's fencing token.
     pub fence: FencingToken,
     /// Running, stopping or stuck.
-    pub stage: Stage,
+    pub stage: RunStage,
     /// What the run says it is doing.
-    pub phase: Phase,
+    pub phase: RunPhase,
     /// When the run acquired the session, by the database's clock.
     #[cfg_attr(feature = "serde", serde(serialize_with = "rfc3339"))]
     pub since: SystemTime,
@@ -402,8 +407,8 @@ impl SessionStatus {
     pub fn held(key: SessionKey, holder: Holder) -> Self {
         let state = match (holder.expires_in.is_zero(), holder.stage) {
             (true, _) => SessionState::Expired,
-            (false, Stage::Stuck) => SessionState::Stuck,
-            (false, Stage::Running) if holder.stop.is_none() => SessionState::Running,
+            (false, RunStage::Stuck) => SessionState::Stuck,
+            (false, RunStage::Running) if holder.stop.is_none() => SessionState::Running,
             (false, _) => SessionState::Stopping,
         };
         Self { key, state, holder: Some(holder), standby: None }
@@ -499,10 +504,10 @@ mod tests {
 
     #[test]
     fn every_stage_reads_back_from_its_word() {
-        for stage in [Stage::Running, Stage::Stopping, Stage::Stuck] {
+        for stage in [RunStage::Running, RunStage::Stopping, RunStage::Stuck] {
             assert_eq!(stage.as_str().parse(), Ok(stage));
         }
-        assert!("paused".parse::<Stage>().is_err());
+        assert!("paused".parse::<RunStage>().is_err());
     }
 
     #[cfg(feature = "serde")]
@@ -511,6 +516,6 @@ mod tests {
         let good: SessionKey = serde_json::from_str(r#"{"account":"a","session":"s"}"#).unwrap();
         assert_eq!(good, SessionKey::new("a", "s").unwrap());
         assert!(serde_json::from_str::<SessionKey>(r#"{"account":"","session":"s"}"#).is_err());
-        assert!(serde_json::from_str::<Phase>(&format!("{:?}", "x".repeat(65))).is_err());
+        assert!(serde_json::from_str::<RunPhase>(&format!("{:?}", "x".repeat(65))).is_err());
     }
 }

@@ -36,8 +36,8 @@ mod stop;
 use builder::Authority;
 pub use builder::LeaseSupervisorBuilder;
 pub use connections::Connections;
-pub use request::{AcquireRequest, ListRequest};
-pub use stop::{Asked, StopAnswer, StopSessionRequest};
+pub use request::{AcquireBuilder, ListBuilder};
+pub use stop::{Asked, StopAnswer, StopBuilder};
 
 /// Asks the database for sessions and looks after the runs that hold them.
 ///
@@ -109,8 +109,8 @@ impl LeaseSupervisor {
     /// # Cancel safety
     /// Dropping the future at any point leaves the session free: a grant that can no longer be delivered is
     /// given back, and expires within one ttl if even that fails.
-    pub fn acquire(&self, key: &SessionKey) -> AcquireRequest {
-        AcquireRequest {
+    pub fn acquire(&self, key: &SessionKey) -> AcquireBuilder {
+        AcquireBuilder {
             supervisor: self.clone(),
             key: key.clone(),
             holder: None,
@@ -163,14 +163,8 @@ impl LeaseSupervisor {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn stop(&self, key: &SessionKey) -> StopSessionRequest {
-        StopSessionRequest {
-            supervisor: self.clone(),
-            key: key.clone(),
-            run_id: None,
-            by: None,
-            reason: None,
-        }
+    pub fn stop(&self, key: &SessionKey) -> StopBuilder {
+        StopBuilder { supervisor: self.clone(), key: key.clone(), run_id: None, by: None, reason: None }
     }
 
     /// Watches a session: how it is now, and then what changes of its run, stage, phase and request to stop, and its
@@ -195,9 +189,9 @@ impl LeaseSupervisor {
     }
 
     /// Starts to ask for many sessions, in key order.
-    pub fn list(&self) -> ListRequest {
+    pub fn list(&self) -> ListBuilder {
         let page = Page { account: None, expired: false, after: None, limit: u32::MAX };
-        ListRequest { supervisor: self.clone(), page }
+        ListBuilder { supervisor: self.clone(), page }
     }
 
     /// Removes rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)); answers how many it

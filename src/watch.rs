@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::session::{FencingToken, Holder, Label, Phase, RunId, SessionStatus, Stage, StopRequest};
+use crate::session::{FencingToken, Holder, Label, RunId, RunPhase, RunStage, SessionStatus, StopRequest};
 
 /// A server that takes no writes and has answered all the same, as for a supervisor that
 /// [only looks](crate::LeaseSupervisorBuilder::looking_only).
@@ -74,6 +74,6 @@ fn is_same(one: &SessionStatus, other: &SessionStatus) -> bool {
     one.state == other.state && is_same_holder && one.standby.is_some() == other.standby.is_some()
 }
 
-fn shown(holder: &Holder) -> (RunId, FencingToken, &Label, Stage, &Phase, &Option<StopRequest>) {
+fn shown(holder: &Holder) -> (RunId, FencingToken, &Label, RunStage, &RunPhase, &Option<StopRequest>) {
     (holder.run_id, holder.fence, &holder.label, holder.stage, &holder.phase, &holder.stop)
 }

@@ -38,6 +38,8 @@ mod hidden;
 #[cfg(feature = "sqlite")]
 #[path = "command/inheriting.rs"]
 mod inheriting;
+#[path = "command/inside.rs"]
+mod inside;
 #[cfg(feature = "sqlite")]
 #[path = "command/leaving.rs"]
 mod leaving;
@@ -45,6 +47,8 @@ mod leaving;
 mod limits;
 #[path = "command/looking.rs"]
 mod looking;
+#[path = "command/mistakes.rs"]
+mod mistakes;
 #[path = "command/names.rs"]
 mod names;
 #[cfg(feature = "sqlite")]

@@ -91,8 +91,8 @@ async fn a_request_to_stop_reaches_its_run_and_no_other() {
     let StopAnswer::Asked(asked) = asked else { panic!("{asked:?}") };
     assert!(asked.is_first() && asked.holder().run_id == run.run_id(), "{asked:?}");
     let reason = within(run.cancelled()).await;
-    let EndReason::Stopped { by, why } = reason else { panic!("{reason}") };
-    assert_eq!((by.as_deref(), why.as_deref()), (Some("alice"), Some("it's \\ enough")));
+    let EndReason::Stopped { by, reason } = reason else { panic!("{reason}") };
+    assert_eq!((by.as_deref(), reason.as_deref()), (Some("alice"), Some("it's \\ enough")));
     drop(run);
     within(asked.stopped()).await.expect("the supervisor goes on");
     let is_idle = |seen: &Observed| seen.known().is_some_and(|status| status.state == SessionState::Idle);

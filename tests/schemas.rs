@@ -12,7 +12,7 @@ use support::{
     postgres::{Database, Server},
 };
 use tenure::{
-    AcquireError, EndReason, LeaseSupervisor, Phase, RunId, SessionKey, StopAnswer, StoreError,
+    AcquireError, EndReason, LeaseSupervisor, RunId, RunPhase, SessionKey, StopAnswer, StoreError,
     diagnosis::{Diagnosis, Examination, Verdict},
     store::{self, AcquireOutcome, Migrated, ReleaseOutcome, RenewOutcome, SharedStore},
 };
@@ -241,7 +241,7 @@ async fn i12_a_phase_that_the_host_forbids_costs_neither_its_lease_nor_its_neigh
     for (n, key) in keys.iter().enumerate() {
         client.granted(acquire(key, run)).await;
         let phase = if n == 4 { "rude" } else { "kind" };
-        items.push(store::Renew { phase: Some(Phase::new(phase).expect("it fits")), ..renew(key, run) });
+        items.push(store::Renew { phase: Some(RunPhase::new(phase).expect("it fits")), ..renew(key, run) });
     }
     let outcomes = client.raw().renew(&items).await.expect("the phase is incidental");
     assert!(outcomes.iter().all(|outcome| matches!(outcome, RenewOutcome::Renewed(_))), "{outcomes:?}");

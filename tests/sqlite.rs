@@ -13,7 +13,7 @@ use std::{
 use sqlx::{Connection as _, SqliteConnection};
 use tempfile::TempDir;
 use tenure::{
-    Label, LeaseSupervisor, NodeId, Phase, RunId, SessionKey, Stage,
+    Label, LeaseSupervisor, NodeId, RunId, RunPhase, RunStage, SessionKey,
     diagnosis::Examination,
     store::{
         Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Page, Release, ReleaseOutcome,
@@ -850,13 +850,20 @@ fn acquire(session: &str, run_id: RunId) -> Acquire {
         run_id,
         node: NodeId::random(),
         label: Label::new("a test").unwrap(),
-        phase: Phase::default(),
+        phase: RunPhase::default(),
         ttl: TTL,
     }
 }
 
 fn renew(session: &str, run_id: RunId) -> Renew {
-    Renew { key: key(session), run_id, ttl: TTL, safety_margin: TTL / 5, stage: Stage::Running, phase: None }
+    Renew {
+        key: key(session),
+        run_id,
+        ttl: TTL,
+        safety_margin: TTL / 5,
+        stage: RunStage::Running,
+        phase: None,
+    }
 }
 
 fn grant(outcome: AcquireOutcome) -> Grant {

@@ -31,7 +31,7 @@ use crate::{
 
 /// What came of an acquire.
 #[derive(Debug)]
-pub(crate) enum Settled {
+pub(crate) enum AcquisitionEnd {
     /// The database granted; `sent_at` is when the granting statement was sent.
     Granted { sent_at: BootInstant, grant: Grant },
     /// Certain: another run holds it.
@@ -48,7 +48,7 @@ pub(crate) enum Settled {
 pub(crate) struct Acquired {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
-    pub(crate) settled: Settled,
+    pub(crate) end: AcquisitionEnd,
     /// Attempts whose effect is unknown: each may still make a row.
     pub(crate) unknown: u32,
 }
@@ -75,30 +75,30 @@ impl Acquisition {
         let (key, run_id, location) = (self.item.key.clone(), self.item.run_id, self.location.clone());
         actix_rt::spawn(async move {
             let outcome = std::panic::AssertUnwindSafe(self.run()).catch_unwind().await;
-            let (settled, unknown) = outcome.unwrap_or_else(|_panic| {
+            let (end, unknown) = outcome.unwrap_or_else(|_panic| {
                 let detail = "the acquiring task panicked".to_owned();
-                (Settled::Late(StoreError::Unavailable { location, detail }), u32::MAX)
+                (AcquisitionEnd::Late(StoreError::Unavailable { location, detail }), u32::MAX)
             });
-            registry.do_send(Acquired { key, run_id, settled, unknown });
+            registry.do_send(Acquired { key, run_id, end, unknown });
         });
     }
 
-    async fn run(self) -> (Settled, u32) {
+    async fn run(self) -> (AcquisitionEnd, u32) {
         let mut attempts = Attempts::default();
-        let settled = {
-            let settled = pin!(timeout_at(self.deadline, self.attempts(&mut attempts)));
+        let end = {
+            let end = pin!(timeout_at(self.deadline, self.attempts(&mut attempts)));
             let abandoned = pin!(self.long_abandoned());
-            match select(settled, abandoned).await {
-                Either::Left((settled, _)) => Some(settled),
+            match select(end, abandoned).await {
+                Either::Left((end, _)) => Some(end),
                 Either::Right(_) => None,
             }
         };
-        let settled = match settled {
-            Some(Ok(settled)) => settled,
-            Some(Err(_elapsed)) => Settled::Late(self.late(&attempts)),
+        let end = match end {
+            Some(Ok(end)) => end,
+            Some(Err(_elapsed)) => AcquisitionEnd::Late(self.late(&attempts)),
             None => self.unwanted(),
         };
-        (settled, attempts.unknown + u32::from(attempts.sent.load(Ordering::Relaxed)))
+        (end, attempts.unknown + u32::from(attempts.sent.load(Ordering::Relaxed)))
     }
 
     /// Nobody waits any more, and not even a statement under way was answered meanwhile. Its own time-out may be
@@ -108,7 +108,7 @@ impl Acquisition {
         sleep(LONGEST_COMPENSATION_PAUSE).await;
     }
 
-    async fn attempts(&self, attempts: &mut Attempts) -> Settled {
+    async fn attempts(&self, attempts: &mut Attempts) -> AcquisitionEnd {
         if let Some(earlier) = &self.after {
             earlier.until_release_known().await;
         }
@@ -116,7 +116,7 @@ impl Acquisition {
         while !self.abandoned.is_cancelled() {
             if let Err(error) = self.means().await {
                 if !error.is_transient() {
-                    return Settled::Refused(error);
+                    return AcquisitionEnd::Refused(error);
                 }
                 attempts.last = Some(error.to_string());
                 sleep(backoff(attempts.next(), self.timing.longest_backoff())).await;
@@ -127,9 +127,9 @@ impl Acquisition {
             attempts.sent = Arc::default();
             match answer.outcome {
                 Ok(AcquireOutcome::Granted(grant)) => {
-                    return Settled::Granted { sent_at: answer.sent_at, grant };
+                    return AcquisitionEnd::Granted { sent_at: answer.sent_at, grant };
                 }
-                Ok(AcquireOutcome::Busy(holder)) => return Settled::Busy(holder),
+                Ok(AcquireOutcome::Busy(holder)) => return AcquisitionEnd::Busy(holder),
                 Ok(AcquireOutcome::Locked) => {
                     alone = true;
                     attempts.last = Some("its row is locked by another transaction".to_owned());
@@ -140,7 +140,7 @@ impl Acquisition {
                     alone = !error.is_uncertain();
                     attempts.last = Some(error.to_string());
                 }
-                Err(error) => return Settled::Refused(error),
+                Err(error) => return AcquisitionEnd::Refused(error),
             }
             sleep(backoff(attempts.next(), self.timing.longest_backoff())).await;
         }
@@ -152,8 +152,8 @@ impl Acquisition {
         try_join_all(self.means.iter().map(Pool::ready)).await.map(drop)
     }
 
-    fn unwanted(&self) -> Settled {
-        Settled::Late(self.unavailable("the request was abandoned".to_owned()))
+    fn unwanted(&self) -> AcquisitionEnd {
+        AcquisitionEnd::Late(self.unavailable("the request was abandoned".to_owned()))
     }
 
     fn late(&self, attempts: &Attempts) -> StoreError {

@@ -50,7 +50,7 @@ use suspects::Suspects;
 pub(crate) use verb::{Acquiring, Releasing, Renewing, Verb};
 
 /// The answer to one request.
-pub(crate) struct Answer<O> {
+pub(crate) struct LaneAnswer<O> {
     /// The local boot clock just before the statement was sent (invariant I2).
     pub(crate) sent_at: BootInstant,
     /// Whether it was sent at all. If not, nothing can have happened, whatever the outcome says.
@@ -78,7 +78,7 @@ impl<V: Verb> LaneAddr<V> {
         &self,
         item: V::Item,
         alone: bool,
-    ) -> impl Future<Output = Answer<V::Outcome>> + 'static {
+    ) -> impl Future<Output = LaneAnswer<V::Outcome>> + 'static {
         self.ask_noting(item, alone, Arc::default())
     }
 
@@ -88,12 +88,12 @@ impl<V: Verb> LaneAddr<V> {
         item: V::Item,
         alone: bool,
         sent: Arc<AtomicBool>,
-    ) -> impl Future<Output = Answer<V::Outcome>> + 'static {
+    ) -> impl Future<Output = LaneAnswer<V::Outcome>> + 'static {
         let (reply, answer) = oneshot::channel();
         self.addr.do_send(Submit(Request { item, alone, sent, reply }));
         let location = self.location.clone();
         answer.map(move |answer| {
-            answer.unwrap_or_else(|oneshot::Canceled| Answer {
+            answer.unwrap_or_else(|oneshot::Canceled| LaneAnswer {
                 sent_at: BootInstant::from_nanos(0),
                 sent: true,
                 outcome: Err(StoreError::Unavailable {
@@ -149,7 +149,7 @@ struct Request<V: Verb> {
     /// In a statement of its own.
     alone: bool,
     sent: Arc<AtomicBool>,
-    reply: oneshot::Sender<Answer<V::Outcome>>,
+    reply: oneshot::Sender<LaneAnswer<V::Outcome>>,
 }
 
 #[derive(Message)]
@@ -392,7 +392,7 @@ impl<V: Verb> Track<V> {
 impl<V: Verb> Request<V> {
     fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
         // Whoever does not wait any more has dropped the receiver.
-        let _ = self.reply.send(Answer { sent_at: sent.at, sent: sent.was_sent, outcome });
+        let _ = self.reply.send(LaneAnswer { sent_at: sent.at, sent: sent.was_sent, outcome });
     }
 }
 

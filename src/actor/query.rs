@@ -61,12 +61,12 @@ impl Queries {
 }
 
 /// Answers queries until the supervisor is over, or nobody can ask any more.
-pub(crate) struct QueryLane {
+pub(crate) struct QueryWorkers {
     short: Worker,
     long: Worker,
 }
 
-impl QueryLane {
+impl QueryWorkers {
     /// `attempt_timeout`: for one question, however often it is asked, the wait for a connection included.
     pub(crate) fn new(pool: Pool, attempt_timeout: Duration) -> (Queries, Self) {
         let worker = |need| {

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::{
     actor::{
-        acquisition::{Acquired, Acquisition, Orphan, Settled, compensate},
+        acquisition::{Acquired, Acquisition, AcquisitionEnd, Orphan, compensate},
         lane::{Acquiring, LaneAddr},
         pool::Pool,
         query::Queries,
@@ -32,7 +32,7 @@ use crate::{
     event::{EventSender, RunEvent, forward},
     lease::Lease,
     run::{Run, RunMessage, Shared, Start},
-    session::{Holder, Label, NodeId, Phase, RunId, SessionKey, StopRequest},
+    session::{Holder, Label, NodeId, RunId, RunPhase, SessionKey, StopRequest},
     store::{Acquire, Grant, StoreError},
 };
 
@@ -45,7 +45,7 @@ pub use closing::{EndedRun, ShutdownReport};
 pub(crate) use stops::{LookForStops, StopSession};
 
 pub(crate) struct Registry {
-    sessions: HashMap<SessionKey, Session>,
+    sessions: HashMap<SessionKey, LocalSession>,
     links: Links,
     last_reading: Reading,
     /// Runs that must not live, whose releases are under way.
@@ -81,7 +81,7 @@ pub(crate) struct Links {
 /// One session of this process: the run that works on it, and a request for it on its way. Both exist at once
 /// only when the run's work has ended and its release is under way.
 #[derive(Default)]
-struct Session {
+struct LocalSession {
     running: Option<Running>,
     acquiring: Option<Pending>,
 }
@@ -124,7 +124,7 @@ pub(crate) struct Doubt;
 pub(crate) struct AcquireSession {
     pub(crate) key: SessionKey,
     pub(crate) label: Label,
-    pub(crate) phase: Phase,
+    pub(crate) phase: RunPhase,
     pub(crate) limits: Vec<Limit>,
     /// Whom to tell of this run, besides those who are told of all.
     pub(crate) events: Option<Recipient<RunEvent>>,
@@ -288,7 +288,7 @@ impl Registry {
 
     /// Drops what is known of a session when nothing is known of it any more.
     fn tidy(&mut self, key: &SessionKey, ctx: &mut Context<Self>) {
-        let idle = |session: &Session| session.running.is_none() && session.acquiring.is_none();
+        let idle = |session: &LocalSession| session.running.is_none() && session.acquiring.is_none();
         if self.sessions.get(key).is_some_and(idle) {
             self.sessions.remove(key);
             self.tell_whether_busy();
@@ -363,7 +363,7 @@ impl Handler<AcquireSession> for Registry {
             return request.answer(Err(AcquireError::Draining));
         }
         let (running, acquiring) = match self.sessions.get_mut(&request.key) {
-            Some(Session { running, acquiring }) => (running.as_ref(), acquiring.as_mut()),
+            Some(LocalSession { running, acquiring }) => (running.as_ref(), acquiring.as_mut()),
             None => (None, None),
         };
         if let Some(pending) = acquiring {
@@ -381,14 +381,14 @@ impl Handler<Acquired> for Registry {
 
     fn handle(&mut self, acquired: Acquired, ctx: &mut Context<Self>) {
         let Some(acquired) = self.look_first(acquired, ctx) else { return };
-        let Acquired { key, run_id, settled, unknown } = acquired;
+        let Acquired { key, run_id, end, unknown } = acquired;
         let session = self.sessions.get_mut(&key);
         let pending = session.and_then(|session| session.acquiring.take_if(|sent| sent.run_id == run_id));
         let Some(Pending { first, parked, stop, .. }) = pending else { return };
-        let granted = matches!(settled, Settled::Granted { .. });
+        let granted = matches!(end, AcquisitionEnd::Granted { .. });
         let rows = unknown.saturating_add(u32::from(granted));
-        let refusal = match settled {
-            Settled::Granted { sent_at, mut grant } => match self.accept(sent_at, &grant) {
+        let refusal = match end {
+            AcquisitionEnd::Granted { sent_at, mut grant } => match self.accept(sent_at, &grant) {
                 Ok(lease) => {
                     grant.stop = grant.stop.or(stop);
                     let granted = Granted { run_id, lease, grant, unknown };
@@ -396,10 +396,12 @@ impl Handler<Acquired> for Registry {
                 }
                 Err(refusal) => refusal,
             },
-            Settled::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
-            Settled::Late(error) | Settled::Refused(error) if unknown > 0 => AcquireError::Unavailable(error),
-            Settled::Late(error) => AcquireError::NotAcquired(error),
-            Settled::Refused(error) => AcquireError::Refused(error),
+            AcquisitionEnd::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
+            AcquisitionEnd::Late(error) | AcquisitionEnd::Refused(error) if unknown > 0 => {
+                AcquireError::Unavailable(error)
+            }
+            AcquisitionEnd::Late(error) => AcquireError::NotAcquired(error),
+            AcquisitionEnd::Refused(error) => AcquireError::Refused(error),
         };
         if rows > 0 {
             self.compensate(Orphan { key: key.clone(), run_id, rows }, ctx);

@@ -13,14 +13,14 @@ use actix::{
 use tracing::{Span, debug, info, warn};
 
 use crate::{
-    actor::lane::{Answer, LaneAddr, Releasing, Renewing},
+    actor::lane::{LaneAddr, LaneAnswer, Releasing, Renewing},
     clock::{BootInstant, SharedClock},
     config::Timing,
     end::EndReason,
     event::{EventSender, RunEvent},
     lease::{Action, Lease, News, Released, Renewal},
     run::{RunMessage, Shared},
-    session::{Phase, RunId, SessionKey, Stage},
+    session::{RunId, RunPhase, RunStage, SessionKey},
     store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
 };
 
@@ -107,6 +107,7 @@ impl RunActor {
                     let item = self.renewal(stage, phase);
                     self.renew(attempt, item, alone, ctx);
                 }
+                Action::PhaseShown(phase) => self.shared.say_phase_shown(phase),
                 Action::Release { attempt, alone } => self.release(attempt, alone, ctx),
                 Action::Cancel(reason) => {
                     self.shared.end(reason);
@@ -154,7 +155,7 @@ impl RunActor {
         ctx.run_later(patience, |actor, _| actor.shared.await_release_no_longer());
     }
 
-    fn renewal(&self, stage: Stage, phase: Option<Phase>) -> Renew {
+    fn renewal(&self, stage: RunStage, phase: Option<RunPhase>) -> Renew {
         Renew {
             key: self.shared.key.clone(),
             run_id: self.shared.run_id,
@@ -170,7 +171,7 @@ impl RunActor {
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
     }
 
-    fn renewed(&mut self, attempt: u64, answer: Answer<RenewOutcome>, ctx: &mut Context<Self>) {
+    fn renewed(&mut self, attempt: u64, answer: LaneAnswer<RenewOutcome>, ctx: &mut Context<Self>) {
         let sent_at = answer.sent_at;
         let mut expires_at_micros = None;
         let renewal = match answer.outcome {

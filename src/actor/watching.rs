@@ -11,6 +11,7 @@
 use std::{pin::Pin, thread};
 
 use futures::{
+    StreamExt as _,
     channel::{mpsc, oneshot},
     stream::{self, Peekable, Stream},
 };
@@ -66,21 +67,26 @@ impl Watching {
     pub(crate) fn observe(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
         let (reply, answer) = oneshot::channel();
         self.tell(Command::Watch(key.clone(), reply));
-        Box::pin(stream::unfold(Observing::Asked(answer), async |observing| {
-            let (mut shown, last) = match observing {
-                Observing::Asked(answer) => (answer.await.ok()?, None),
-                Observing::Since(last, shown) => (shown, Some(last)),
-            };
-            loop {
-                let observed = shown.borrow_and_update().clone();
-                let is_new =
-                    |observed: &Observed| !last.as_ref().is_some_and(|last| last.shows_the_same_as(observed));
-                if let Some(observed) = observed.filter(is_new) {
-                    return Some((observed.clone(), Observing::Since(Box::new(observed), shown)));
+        // Without `fuse`, an unfold that is polled after its end panics.
+        Box::pin(
+            stream::unfold(Observing::Asked(answer), async |observing| {
+                let (mut shown, last) = match observing {
+                    Observing::Asked(answer) => (answer.await.ok()?, None),
+                    Observing::Since(last, shown) => (shown, Some(last)),
+                };
+                loop {
+                    let observed = shown.borrow_and_update().clone();
+                    let is_new = |observed: &Observed| {
+                        !last.as_ref().is_some_and(|last| last.shows_the_same_as(observed))
+                    };
+                    if let Some(observed) = observed.filter(is_new) {
+                        return Some((observed.clone(), Observing::Since(Box::new(observed), shown)));
+                    }
+                    shown.changed().await.ok()?;
                 }
-                shown.changed().await.ok()?;
-            }
-        }))
+            })
+            .fuse(),
+        )
     }
 
     /// Waits until the run does not hold its session any more, as the database says from `since` on.
@@ -118,8 +124,6 @@ impl Watcher {
         bounds: Bounds,
         events: EventSource,
     ) -> (Watching, Self) {
-        use futures::StreamExt as _;
-
         let (sender, commands) = mpsc::unbounded();
         (Watching(sender), Self { store, clock, bounds, events, commands: commands.peekable() })
     }
@@ -165,8 +169,6 @@ impl Watcher {
 
     /// `false` when nobody can watch any more.
     async fn until_wanted(&mut self) -> bool {
-        use futures::StreamExt as _;
-
         loop {
             match Pin::new(&mut self.commands).peek().await {
                 Some(Command::Nudge(_)) => self.commands.next().await,

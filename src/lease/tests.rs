@@ -28,7 +28,7 @@ fn renewing() -> (Lease, u64) {
     let mut lease = granted();
     lease.on_timeout(at(8_250));
     match drain(&mut lease)[..] {
-        [Action::Renew { attempt, stage: Stage::Running, phase: None, alone: false }] => (lease, attempt),
+        [Action::Renew { attempt, stage: RunStage::Running, phase: None, alone: false }] => (lease, attempt),
         ref other => panic!("{other:?}"),
     }
 }
@@ -194,7 +194,7 @@ fn i6_a_stop_keeps_renewing_until_the_work_has_ended_and_only_then_releases() {
     assert_eq!(drain(&mut lease), [Action::Cancel(EndReason::Shutdown), Action::Tell(News::Stopping)]);
     lease.on_timeout(at(1_075));
     let attempt = match drain(&mut lease)[..] {
-        [Action::Renew { attempt, stage: Stage::Stopping, .. }] => attempt,
+        [Action::Renew { attempt, stage: RunStage::Stopping, .. }] => attempt,
         ref other => panic!("others must see it stopping: {other:?}"),
     };
     lease.on_renewal(attempt, confirmed(at(1_075)), at(1_085));
@@ -215,7 +215,7 @@ fn i6_work_that_outlives_its_grace_keeps_the_lease_and_is_shown_as_stuck() {
         for action in drain(&mut lease) {
             match action {
                 Action::Renew { attempt, stage, .. } => {
-                    stuck_shown |= stage == Stage::Stuck;
+                    stuck_shown |= stage == RunStage::Stuck;
                     lease.on_renewal(attempt, confirmed(now), now);
                 }
                 Action::Kill => killed = true,
@@ -368,7 +368,7 @@ fn a_stop_request_rides_on_a_renewal() {
     let request = StopRequest::new(std::time::SystemTime::UNIX_EPOCH, Some("ops".into()), Some("tea".into()));
     let renewal = Renewal::Confirmed { sent_at: at(8_250), remaining: TTL, stop: Some(request) };
     lease.on_renewal(attempt, renewal, at(8_260));
-    let reason = EndReason::Stopped { by: Some("ops".into()), why: Some("tea".into()) };
+    let reason = EndReason::Stopped { by: Some("ops".into()), reason: Some("tea".into()) };
     assert!(drain(&mut lease).contains(&Action::Cancel(reason)));
 }
 
@@ -395,7 +395,7 @@ fn a_limit_reached_together_with_the_end_of_trust_is_a_loss() {
 #[test]
 fn a_phase_rides_on_a_renewal_that_comes_soon_and_again_until_one_is_confirmed() {
     let mut lease = granted();
-    let phase = Phase::new("waiting for approval").unwrap();
+    let phase = RunPhase::new("waiting for approval").unwrap();
     lease.on_phase(phase.clone(), at(1_000));
     assert_eq!(lease.poll_timeout(), Some(at(1_075)));
     for confirm in [false, true] {
@@ -579,7 +579,7 @@ impl Rig {
             }
             Step::Doubt => self.lease.on_doubt(now),
             Step::TrustGone => self.lease.on_trust_gone(now),
-            Step::Phase => self.lease.on_phase(Phase::new("busy").unwrap(), now),
+            Step::Phase => self.lease.on_phase(RunPhase::new("busy").unwrap(), now),
             Step::Limit(millis) => {
                 self.lease.limit_to(Limit::MaxDuration(Duration::from_millis(*millis)), now)
             }
@@ -604,6 +604,7 @@ impl Rig {
                     assert!(self.ended.is_none() && !is_over, "a renewal after the end");
                     self.renewal = Some((attempt, self.now));
                 }
+                Action::PhaseShown(_) => assert!(!self.row_gone, "shown in a row that is gone"),
                 Action::Cancel(reason) => {
                     self.cancelled += 1;
                     let first = self.first_reason.get_or_insert(reason.clone());

@@ -20,7 +20,7 @@ use rustix::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{RunContext, tasks::Entry};
+use super::{RunContext, tasks::WorkEntry};
 use crate::{
     end::EndReason,
     process::{ProcessTree, Progress, TreeEnd, marker_name, prepare},
@@ -62,7 +62,7 @@ impl RunContext {
     /// ```
     pub fn child(&self, command: &mut Command) -> Result<ChildTree, ChildError> {
         let refused = || ChildError::Ended(self.shared.reason_so_far());
-        let entry = Entry::of_child(self.clone()).ok_or_else(refused)?;
+        let entry = WorkEntry::of_child(self.clone()).ok_or_else(refused)?;
         let asked_to_end = CancellationToken::new();
         // Besides the run's own: of several children, each is ended alone.
         let marker = format!("TENURE_CHILD_{}", RunId::random().as_uuid().simple());

@@ -15,7 +15,7 @@ use super::{RunMessage, Shared};
 use crate::{
     clock::{BootInstant, instant},
     end::EndReason,
-    session::{FencingToken, InvalidText, Phase, RunId, SessionKey},
+    session::{FencingToken, InvalidText, RunId, RunPhase, SessionKey},
 };
 
 /// What work under a run sees of it. Cheap to clone; does not keep the run.
@@ -70,9 +70,9 @@ impl RunContext {
 
     /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
     /// until the work has ended. The first reason for an end stays.
-    pub fn stop(&self, why: impl Into<String>) {
+    pub fn stop(&self, reason: impl Into<String>) {
         if self.shared.ask_to_stop() {
-            self.tell_to_end(EndReason::Stopped { by: None, why: Some(why.into()) });
+            self.tell_to_end(EndReason::Stopped { by: None, reason: Some(reason.into()) });
         }
     }
 
@@ -124,10 +124,20 @@ impl RunContext {
     /// # Errors
     /// [`InvalidText`] when it cannot be stored; nothing has changed.
     pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
-        if self.shared.set_phase(Phase::new(phase)?) {
+        if self.shared.set_phase(RunPhase::new(phase)?) {
             self.actor.do_send(RunMessage::PhaseChanged);
         }
         Ok(())
+    }
+
+    /// Waits until others can see the phase that was [set](Self::set_phase) last. Never completes where they never will:
+    /// the run has ended before, or the database does not accept that phase.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn phase_shown(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let shared = self.shared.clone();
+        async move { shared.until_phase_shown().await }
     }
 }
 

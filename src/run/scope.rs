@@ -138,10 +138,10 @@ impl<F> Scope<F> {
 /// changes nothing.
 pub struct ScopeHandle<T> {
     context: RunContext,
-    outcome: Arc<Outcome<T>>,
+    outcome: Arc<ScopeOutcome<T>>,
 }
 
-struct Outcome<T> {
+struct ScopeOutcome<T> {
     result: OnceLock<Result<T, ScopeError<T>>>,
     /// Cancelled when there is a result, or none can come.
     is_known: CancellationToken,
@@ -192,7 +192,7 @@ impl<T> fmt::Debug for ScopeHandle<T> {
     }
 }
 
-impl<T> Default for Outcome<T> {
+impl<T> Default for ScopeOutcome<T> {
     fn default() -> Self {
         Self { result: OnceLock::new(), is_known: CancellationToken::new() }
     }

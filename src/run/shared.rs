@@ -22,7 +22,7 @@ use crate::{
     config::Timing,
     end::{EndReason, Ended},
     event::RunRef,
-    session::{FencingToken, Phase, RunId, SessionKey, Stage, StopRequest},
+    session::{FencingToken, RunId, RunPhase, RunStage, SessionKey, StopRequest},
 };
 
 /// What the guard, the work and the actor of one run share.
@@ -44,7 +44,9 @@ pub(crate) struct Shared {
     expires_at_micros: AtomicI64,
     /// The end of trust for those who wait for it to move; goes on after a stop, while the work has its grace.
     renewed_until: watch::Sender<BootInstant>,
-    phase: Mutex<Phase>,
+    phase: Mutex<RunPhase>,
+    /// The newest that others can see.
+    shown_phase: watch::Sender<RunPhase>,
     /// The actor has yet to look at the phase.
     phase_is_new: AtomicBool,
     /// Whoever works under the run has asked for its end.
@@ -68,7 +70,7 @@ pub(crate) struct Start {
     pub(crate) acquired_at_micros: i64,
     pub(crate) trusted_until: BootInstant,
     pub(crate) expires_at_micros: i64,
-    pub(crate) phase: Phase,
+    pub(crate) phase: RunPhase,
     pub(crate) schema: Arc<str>,
 }
 
@@ -87,6 +89,7 @@ impl Shared {
             trust: Trust::until(trusted_until),
             expires_at_micros: AtomicI64::new(expires_at_micros),
             renewed_until: watch::Sender::new(trusted_until),
+            shown_phase: watch::Sender::new(phase.clone()),
             phase: Mutex::new(phase),
             phase_is_new: AtomicBool::new(false),
             stop_was_asked: AtomicBool::new(false),
@@ -170,18 +173,28 @@ impl Shared {
         changes.take_until(Box::pin(ended))
     }
 
-    pub(crate) fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> RunPhase {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Answers whether the actor has to be told: it takes what is newest when it comes to it, so that however often
     /// this is called, one message is on its way (invariant I10).
-    pub(super) fn set_phase(&self, phase: Phase) -> bool {
+    pub(super) fn set_phase(&self, phase: RunPhase) -> bool {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
         !self.phase_is_new.swap(true, Ordering::AcqRel)
     }
 
-    pub(crate) fn take_new_phase(&self) -> Phase {
+    pub(crate) fn say_phase_shown(&self, phase: RunPhase) {
+        self.shown_phase.send_replace(phase);
+    }
+
+    /// Waits until others can see the newest phase; for ever where they never will.
+    pub(super) async fn until_phase_shown(&self) {
+        // This holds the sender: the channel stays open.
+        let _ = self.shown_phase.subscribe().wait_for(|shown| *shown == self.phase()).await;
+    }
+
+    pub(crate) fn take_new_phase(&self) -> RunPhase {
         self.phase_is_new.swap(false, Ordering::AcqRel);
         self.phase()
     }
@@ -274,11 +287,11 @@ impl Shared {
     }
 
     /// How the run stands, for a refusal from memory.
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> RunStage {
         match self.reason() {
-            None => Stage::Running,
-            Some(_) if self.is_stuck.load(Ordering::Relaxed) => Stage::Stuck,
-            Some(_) => Stage::Stopping,
+            None => RunStage::Running,
+            Some(_) if self.is_stuck.load(Ordering::Relaxed) => RunStage::Stuck,
+            Some(_) => RunStage::Stopping,
         }
     }
 

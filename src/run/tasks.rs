@@ -58,7 +58,7 @@ impl RunContext {
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        let tracked = Tracked { work, entry: Entry::of_task(self.clone()), shared: self.shared.clone() };
+        let tracked = Tracked { work, entry: WorkEntry::of_task(self.clone()), shared: self.shared.clone() };
         Task { context: self.clone(), handle: tokio::task::spawn_blocking(move || tracked.call()) }
     }
 
@@ -68,7 +68,7 @@ impl RunContext {
     /// # Cancel safety
     /// Dropping the returned future before it has ended ends the run as `Dropped`: a part of its work is missing.
     pub fn track<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, EndReason>> + use<F> {
-        let entry = Entry::of_task(self.clone());
+        let entry = WorkEntry::of_task(self.clone());
         Tracked { work: future, entry, shared: self.shared.clone() }.run()
     }
 }
@@ -76,7 +76,7 @@ impl RunContext {
 /// Work on its way, with its entry: whatever drops it drops the work first.
 struct Tracked<W> {
     work: W,
-    entry: Option<Entry>,
+    entry: Option<WorkEntry>,
     shared: Arc<Shared>,
 }
 
@@ -176,7 +176,7 @@ impl Works {
 /// One that works under a run. The last to leave says that the work has ended.
 ///
 /// Dropping one of the guard or of a task without leaving ends the run: a part of its work was cut off.
-pub(super) struct Entry {
+pub(super) struct WorkEntry {
     context: RunContext,
     if_dropped: IfDropped,
 }
@@ -190,7 +190,7 @@ enum IfDropped {
     CutOff,
 }
 
-impl Entry {
+impl WorkEntry {
     /// The one that the run began with.
     pub(super) fn of_guard(context: RunContext) -> Self {
         Self { context, if_dropped: IfDropped::CutOff }
@@ -212,7 +212,7 @@ impl Entry {
 }
 
 /// Also runs while unwinding: it does nothing that can panic.
-impl Drop for Entry {
+impl Drop for WorkEntry {
     fn drop(&mut self) {
         let RunContext { shared, actor } = &self.context;
         let cut_off = match (&self.if_dropped, std::thread::panicking()) {

@@ -23,7 +23,8 @@ use super::{
 use crate::{
     clock::{SharedClock, instant},
     session::{
-        FencingToken, Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage, StopRequest,
+        FencingToken, Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
+        StopRequest,
     },
 };
 
@@ -98,8 +99,8 @@ struct Row {
     fence: i64,
     node: NodeId,
     label: Label,
-    stage: Stage,
-    phase: Phase,
+    stage: RunStage,
+    phase: RunPhase,
     acquired_at: i64,
     expires_at: i64,
     stop: Option<StopRequest>,
@@ -193,7 +194,7 @@ impl MemoryStore {
             run_id,
             node: NodeId::random(),
             label: Label::new("somebody else").expect("within 255 bytes"),
-            phase: Phase::default(),
+            phase: RunPhase::default(),
             ttl,
         };
         let mut state = self.lock_state();
@@ -479,7 +480,7 @@ impl State {
                     fence: self.floor,
                     node: item.node,
                     label: item.label.clone(),
-                    stage: Stage::Running,
+                    stage: RunStage::Running,
                     phase: item.phase.clone(),
                     acquired_at: now,
                     expires_at,

@@ -25,7 +25,7 @@
 //! In transaction mode each message may reach another server session. With the URL parameter `pgbouncer=true`, each statement
 //! is one message, and no session is given any settings. Then the role has to have them: the default isolation level,
 //! `synchronous_commit` not off, time-outs for statements and locks (`ALTER ROLE … SET statement_timeout = …`, and the same
-//! for `lock_timeout`), and `jit` off. `docs/operating.md` has all the lines.
+//! for `lock_timeout`), and `jit` off. `docs/postgres.md` has all the lines.
 //!
 //! # The schema's name
 //!
@@ -53,8 +53,8 @@ use futures::future::BoxFuture;
 
 use super::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
 use crate::{
-    diagnosis::{Finding, Plan},
     session::NodeId,
+    store::finding::{ExaminationPlan, Finding},
 };
 use look::LookingConnection;
 use target::Target;
@@ -153,10 +153,10 @@ impl PostgresStore {
     }
 
     pub(crate) fn with_source(url: &str, login: Option<LoginSource>) -> Result<Self, StoreError> {
-        Ok(Self { target: Arc::new(Target::parse(super::checked(url)?, login)?) })
+        Ok(Self { target: Arc::new(Target::parse(super::url::checked(url)?, login)?) })
     }
 
-    pub(crate) async fn examine(&self, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
         examine::examine(&self.target, plan).await
     }
 }

@@ -19,8 +19,8 @@ use self::{
 };
 use super::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
 use crate::{
-    diagnosis::{Finding, Plan},
     session::NodeId,
+    store::finding::{ExaminationPlan, Finding},
 };
 
 mod acquire;
@@ -99,7 +99,7 @@ impl SqliteStore {
         Self { file: self.file.without_creating() }
     }
 
-    pub(crate) async fn examine(&self, plan: Plan) -> Vec<Finding> {
+    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Vec<Finding> {
         examine::examine(&self.file, plan).await
     }
 

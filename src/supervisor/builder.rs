@@ -20,7 +20,7 @@ use crate::{
         hints::Hints,
         lane::{Lane, LaneSettings},
         pool::Pool,
-        query::QueryLane,
+        query::QueryWorkers,
         registry::{Links, Registry},
         run::RunLinks,
         watching::Watcher,
@@ -75,7 +75,8 @@ impl LeaseSupervisorBuilder {
         }
     }
 
-    /// The holder's name for people: 1 to 255 bytes without NUL. Default `pid <process id>`.
+    /// The holder's name for people: 1 to 255 bytes without NUL. Default
+    /// [`user@host`](Label::user_at_host).
     pub fn holder_label(mut self, label: impl Into<String>) -> Self {
         self.holder = Some(label.into());
         self
@@ -286,14 +287,13 @@ impl LeaseSupervisorBuilder {
     fn plan(self) -> Result<Plan, StartError> {
         let timing = self.settings.check()?;
         let store = self.store()?;
-        let label = self.holder.unwrap_or_else(|| format!("pid {}", std::process::id()));
-        let (label, connect_timeout) = (Label::new(label)?, self.connect_timeout);
+        let label = self.holder.map(Label::new).transpose()?;
         Ok(Plan {
             timing,
             label,
             store,
             clock: self.clock,
-            connect_timeout,
+            connect_timeout: self.connect_timeout,
             connections: self.connections,
             listeners: self.listeners,
             hints: self.hints,
@@ -315,7 +315,8 @@ impl fmt::Debug for Authority {
 /// A checked description of a supervisor, on its way to the thread it will live on.
 struct Plan {
     timing: Timing,
-    label: Label,
+    /// `user@host` unless given.
+    label: Option<Label>,
     store: SharedStore,
     clock: SharedClock,
     connect_timeout: Duration,
@@ -387,6 +388,8 @@ impl Plan {
             hints,
             looking_only,
         } = self;
+        // On the supervisor's own thread: a directory of users on the network may be slow.
+        let label = label.unwrap_or_else(Label::user_at_host);
         let looked_at: SharedStore =
             if looking_only { Arc::new(OnlyLooking(store.clone())) } else { store.clone() };
         let (over, goodbyes) = (CancellationToken::new(), TaskTracker::new());
@@ -418,8 +421,8 @@ impl Plan {
         let acquiring = lane(timing.acquire_attempt_timeout(), &pools.acquires, &pools.acquires_alone);
         let renewing = lane(timing.renew_timeout(), &pools.renewals, &pools.renewals_alone);
         let releasing = lane(timing.renew_timeout(), &pools.releases, &pools.releases_alone);
-        let (queries, query_lane) = QueryLane::new(pools.queries.clone(), timing.query_timeout());
-        actix_rt::spawn(goodbyes.track_future(query_lane.serve(over.clone())));
+        let (queries, query_workers) = QueryWorkers::new(pools.queries.clone(), timing.query_timeout());
+        actix_rt::spawn(goodbyes.track_future(query_workers.serve(over.clone())));
         let longest = timing.query_timeout().max(connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
         let looking = bounds(&timing, longest);
         let (watching, watcher) = Watcher::new(looked_at, clock.clone(), looking, events.source());

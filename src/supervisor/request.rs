@@ -14,14 +14,14 @@ use crate::{
     error::{AcquireError, Closed, QueryError},
     event::RunEvent,
     run::Run,
-    session::{Label, Phase, SessionKey, SessionStatus},
+    session::{Label, RunPhase, SessionKey, SessionStatus},
     store::Page,
 };
 
 /// A request for a session; await it.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Clone)]
-pub struct AcquireRequest {
+pub struct AcquireBuilder {
     pub(super) supervisor: LeaseSupervisor,
     pub(super) key: SessionKey,
     pub(super) holder: Option<String>,
@@ -30,7 +30,7 @@ pub struct AcquireRequest {
     pub(super) events: Option<Recipient<RunEvent>>,
 }
 
-impl AcquireRequest {
+impl AcquireBuilder {
     /// The holder's name for people, instead of the supervisor's: 1 to 255 bytes without NUL.
     pub fn holder_label(mut self, label: impl Into<String>) -> Self {
         self.holder = Some(label.into());
@@ -68,7 +68,7 @@ impl AcquireRequest {
     async fn send(self) -> Result<Run, AcquireError> {
         let inner = &self.supervisor.inner;
         let label = self.holder.map(Label::new).transpose()?.unwrap_or_else(|| inner.label.clone());
-        let phase = self.phase.map(Phase::new).transpose()?.unwrap_or_default();
+        let phase = self.phase.map(RunPhase::new).transpose()?.unwrap_or_default();
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
@@ -89,13 +89,13 @@ impl AcquireRequest {
     }
 }
 
-impl fmt::Debug for AcquireRequest {
+impl fmt::Debug for AcquireBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcquireRequest").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("AcquireBuilder").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
-impl IntoFuture for AcquireRequest {
+impl IntoFuture for AcquireBuilder {
     type Output = Result<Run, AcquireError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
@@ -107,12 +107,12 @@ impl IntoFuture for AcquireRequest {
 /// A request for many sessions; await it.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Debug, Clone)]
-pub struct ListRequest {
+pub struct ListBuilder {
     pub(super) supervisor: LeaseSupervisor,
     pub(super) page: Page,
 }
 
-impl ListRequest {
+impl ListBuilder {
     /// Only the sessions of this account.
     pub fn account(mut self, account: impl Into<String>) -> Self {
         self.page.account = Some(account.into());
@@ -157,7 +157,7 @@ impl ListRequest {
     }
 }
 
-impl IntoFuture for ListRequest {
+impl IntoFuture for ListBuilder {
     type Output = Result<Vec<SessionStatus>, QueryError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 

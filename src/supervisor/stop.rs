@@ -16,7 +16,7 @@ use crate::{
 /// A request that the run of a session stop; await it.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Debug, Clone)]
-pub struct StopSessionRequest {
+pub struct StopBuilder {
     pub(super) supervisor: LeaseSupervisor,
     pub(super) key: SessionKey,
     pub(super) run_id: Option<RunId>,
@@ -24,7 +24,7 @@ pub struct StopSessionRequest {
     pub(super) reason: Option<String>,
 }
 
-impl StopSessionRequest {
+impl StopBuilder {
     /// Only this run: whoever holds the session after it is left alone. By default whoever holds it when the request
     /// arrives.
     pub fn run(mut self, run_id: RunId) -> Self {
@@ -51,17 +51,17 @@ impl StopSessionRequest {
         let item = StopRun { key: self.key.clone(), run_id: self.run_id, by, reason };
         let (reply, answer) = oneshot::channel();
         inner.registry.do_send(StopSession { item, reply });
-        let Some(told) = answer.await.map_err(|oneshot::Canceled| Closed)?? else {
+        let Some(asked) = answer.await.map_err(|oneshot::Canceled| Closed)?? else {
             return Ok(StopAnswer::Idle);
         };
         inner.watching.nudge(self.key.clone());
         let (watching, asked_at) = (inner.watching.clone(), inner.clock.now());
-        let asked = Asked { key: self.key, holder: told.holder, first: told.first, watching, asked_at };
+        let asked = Asked { key: self.key, holder: asked.holder, first: asked.first, watching, asked_at };
         Ok(StopAnswer::Asked(Box::new(asked)))
     }
 }
 
-impl IntoFuture for StopSessionRequest {
+impl IntoFuture for StopBuilder {
     type Output = Result<StopAnswer, StopError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 

@@ -102,20 +102,12 @@ async fn a_run_that_fails_after_its_grant_still_tells_its_end(backend: impl Reac
     let mut program =
         scene.tenure(["--json", "--database", &url, "run", "-a", ACCOUNT, "-s", "chat", "--", "./none"]);
     program.env("PATH", "/nowhere:/usr/bin:/bin");
-    let mut socket = scene.run_command(&url, "chat", &[], "ready");
-    // There is no place for the socket of `tenure phase`.
-    socket.env("XDG_RUNTIME_DIR", "/nowhere").env("TMPDIR", "/nowhere");
-    for (command, code, error, reason) in
-        [(program, 127, "./none cannot be started", "completed"), (socket, 69, "tenure phase", "failed")]
-    {
-        let done = Running::start(command).finish();
-        let [acquired, failed, ended] = &done.events()[..] else { panic!("{done:?}") };
-        assert_failed(failed, code, error, "");
-        assert_eq!((&acquired["event"], &ended["event"]), (&"acquired".into(), &"ended".into()));
-        assert_eq!((&ended["exit_code"], &ended["reason"]), (&code.into(), &reason.into()), "{ended}");
-        assert_eq!((&failed["run_id"], &ended["run_id"]), (&acquired["run_id"], &acquired["run_id"]));
-        assert_eq!((done.code, &ended["released"]), (code, &true.into()), "{done:?}");
-        assert!(!scene.has("ready"));
-        scene.assert_idle(&url, "chat");
-    }
+    let done = Running::start(program).finish();
+    let [acquired, failed, ended] = &done.events()[..] else { panic!("{done:?}") };
+    assert_failed(failed, 127, "./none cannot be started", "");
+    assert_eq!((&acquired["event"], &ended["event"]), (&"acquired".into(), &"ended".into()));
+    assert_eq!((&ended["exit_code"], &ended["reason"]), (&127.into(), &"completed".into()), "{ended}");
+    assert_eq!((&failed["run_id"], &ended["run_id"]), (&acquired["run_id"], &acquired["run_id"]));
+    assert_eq!((done.code, &ended["released"]), (127, &true.into()), "{done:?}");
+    scene.assert_idle(&url, "chat");
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tenure::{RunId, Stage, store::Renew};
+use tenure::{RunId, RunStage, store::Renew};
 
 use crate::{
     events::{assert_recent, instant, names},
@@ -205,7 +205,7 @@ async fn looking_changes_nothing(backend: impl Reachable) {
     let run = RunId::random();
     let mut client = Client::connect(&*backend.store()).await;
     client.granted(acquire(&key("chat"), run)).await;
-    let stuck = Renew { stage: Stage::Stuck, ..renew(&key("chat"), run) };
+    let stuck = Renew { stage: RunStage::Stuck, ..renew(&key("chat"), run) };
     client.renewed(stuck).await;
     let before = backend.image(&key("chat")).await;
     assert_eq!(scene.status(&url, "chat").1["state"], "stuck");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use tenure::{
-    FencingToken, RunId, Stage,
+    FencingToken, RunId, RunStage,
     store::{self, Renew},
 };
 
@@ -29,11 +29,11 @@ async fn fence_of(url: &str, session: &str) -> FencingToken {
 async fn hold_in_every_state(backend: &impl Reachable) {
     let mut client = Client::connect(&*backend.store()).await;
     for (session, stage) in [
-        ("running", Stage::Running),
-        ("stopping", Stage::Stopping),
-        ("asked", Stage::Running),
-        ("stuck", Stage::Stuck),
-        ("expired", Stage::Stuck),
+        ("running", RunStage::Running),
+        ("stopping", RunStage::Stopping),
+        ("asked", RunStage::Running),
+        ("stuck", RunStage::Stuck),
+        ("expired", RunStage::Stuck),
     ] {
         let run = RunId::random();
         client.granted(acquire(&key(session), run)).await;

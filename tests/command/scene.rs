@@ -108,7 +108,16 @@ impl Scene {
         args: impl IntoIterator<Item = S>,
     ) -> Command {
         command.args(args).current_dir(self.dir.path());
-        for name in ["TENURE_DATABASE_URL", "DATABASE_URL", "TENURE_SOCKET", "TENURE_RUN_ID"] {
+        for name in [
+            "TENURE_DATABASE_URL",
+            "DATABASE_URL",
+            "TENURE_SOCKET",
+            "TENURE_RUN_ID",
+            "TENURE_TTL",
+            "TENURE_HOLDER",
+            "TENURE_ACCOUNT",
+            "NO_COLOR",
+        ] {
             command.env_remove(name);
         }
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));

@@ -2,8 +2,8 @@
 
 use futures::{FutureExt, future::join_all};
 use tenure::{
-    AcquireError, EndReason, LeaseSupervisorBuilder, SessionState, Stage, StoreError, store::memory::Fault,
-    testing::simulate,
+    AcquireError, EndReason, LeaseSupervisorBuilder, RunStage, SessionState, StoreError,
+    store::memory::Fault, testing::simulate,
 };
 
 use super::*;
@@ -64,7 +64,7 @@ fn a_session_lost_by_this_process_stays_refused_until_its_own_work_has_ended() {
         sim.store.delete(&key("chat"));
         assert_eq!(run.cancelled().await, EndReason::Superseded);
         match supervisor.acquire(&key("chat")).await {
-            Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().stage, Stage::Stopping),
+            Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().stage, RunStage::Stopping),
             other => panic!("the work may still act: {other:?}"),
         }
         drop(run);

@@ -54,3 +54,22 @@ fn a_question_on_a_connection_that_died_in_silence_is_asked_once_more_in_time() 
         assert!(asked_at.elapsed() <= seconds(5), "{:?}", asked_at.elapsed());
     });
 }
+
+#[test]
+fn a_holder_without_a_label_is_the_user_at_the_host() {
+    simulate(async |sim| {
+        let supervisor = sim.supervisor().start_here().await.unwrap();
+        let run = held(&supervisor, "chat").await;
+        let holder = supervisor.inspect(run.key()).await.unwrap().holder.unwrap();
+        assert_eq!(holder.label, tenure::Label::user_at_host());
+        #[cfg(unix)]
+        assert!(
+            holder
+                .label
+                .as_str()
+                .split_once('@')
+                .is_some_and(|(user, host)| !user.is_empty() && !host.is_empty()),
+            "{holder:?}"
+        );
+    });
+}

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use tenure::{AcquireError, EndReason, SessionState, Stage, store::memory::Fault, testing::simulate};
+use tenure::{AcquireError, EndReason, RunStage, SessionState, store::memory::Fault, testing::simulate};
 use tokio::task::spawn_local;
 
 use super::*;
@@ -198,14 +198,14 @@ fn i6_work_that_outlives_its_grace_keeps_the_lease_and_is_shown_stuck_to_others(
         let mut events = supervisor.events();
         let run = held(&supervisor, "chat").await;
         sim.store.request_stop(&key("chat"), "ops", "tea");
-        let reason = EndReason::Stopped { by: Some("ops".into()), why: Some("tea".into()) };
+        let reason = EndReason::Stopped { by: Some("ops".into()), reason: Some("tea".into()) };
         assert_eq!(run.cancelled().await, reason);
         sim.sleep(millis(200)).await;
         assert_eq!(other.inspect(&key("chat")).await.unwrap().state, SessionState::Stopping);
         sim.sleep(10 * TTL).await;
         assert_eq!(other.inspect(&key("chat")).await.unwrap().state, SessionState::Stuck);
         match other.acquire(&key("chat")).await {
-            Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().stage, Stage::Stuck),
+            Err(AcquireError::Busy(busy)) => assert_eq!(busy.holder().stage, RunStage::Stuck),
             other => panic!("granted while the work may act: {other:?}"),
         }
         assert_eq!(names(&mut events), ["acquired", "stopping", "stuck"]);

@@ -1,6 +1,10 @@
 //! Actors of the host that are told of runs.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Once,
+};
 
 use actix::{Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, ResponseActFuture, WrapFuture};
 use tenure::{EndReason, testing::simulate};
@@ -129,5 +133,63 @@ fn an_actor_that_has_died_disturbs_nobody() {
         assert!(run.is_held());
         assert!(run.release().await.released);
         assert!(heard.borrow().is_empty());
+    });
+}
+
+/// How often a thread has panicked, from when it first looks.
+fn panics_of_this_thread() -> u32 {
+    thread_local!(static PANICS: Cell<u32> = const { Cell::new(0) });
+    static COUNTING: Once = Once::new();
+    COUNTING.call_once(|| {
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            PANICS.set(PANICS.get() + 1);
+            report(panic);
+        }));
+    });
+    PANICS.get()
+}
+
+#[test]
+fn telling_an_actor_of_a_run_that_ends_panics_nowhere() {
+    simulate(async |sim| {
+        let before = panics_of_this_thread();
+        let ((all, of_all), (one, of_one)) =
+            (Listener::start(Duration::ZERO), Listener::start(Duration::ZERO));
+        let supervisor = sim.supervisor().ttl(TTL).events(all.recipient()).start_here().await.unwrap();
+        let run = supervisor.acquire(&key("chat")).events(one.recipient()).await.unwrap();
+        assert!(run.release().await.released);
+        sim.sleep(seconds(1)).await;
+        assert_eq!(of_one.borrow().len(), 2, "{of_one:?}");
+        supervisor.shutdown(Duration::ZERO).await;
+        sim.sleep(seconds(1)).await;
+        assert_eq!(of_all.borrow().len(), 2, "{of_all:?}");
+        assert_eq!(panics_of_this_thread(), before);
+    });
+}
+
+/// What a `select!` loop does that also waits for something else.
+#[test]
+fn streams_may_be_polled_after_their_end() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        let (mut events, mut watched) = (supervisor.events(), supervisor.watch(&key("chat")));
+        let mut trust = run.trust();
+        drop(run);
+        supervisor.shutdown(Duration::ZERO).await;
+        while events.next().await.is_some() {}
+        while watched.next().await.is_some() {}
+        while trust.next().await.is_some() {}
+        for _ in 0..2 {
+            assert!(events.next().await.is_none());
+            assert!(watched.next().await.is_none());
+            assert!(trust.next().await.is_none());
+        }
+        let mut late = (supervisor.events(), supervisor.watch(&key("chat")));
+        for _ in 0..2 {
+            assert!(late.0.next().await.is_none());
+            assert!(late.1.next().await.is_none());
+        }
     });
 }

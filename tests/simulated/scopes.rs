@@ -14,7 +14,7 @@ use tokio::{task::spawn_local, time::Instant};
 use super::*;
 
 fn stopped() -> EndReason {
-    EndReason::Stopped { by: None, why: Some("tea".into()) }
+    EndReason::Stopped { by: None, reason: Some("tea".into()) }
 }
 
 async fn ever<T>() -> T {

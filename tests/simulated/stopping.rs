@@ -3,7 +3,7 @@
 use std::{cell::Cell, rc::Rc};
 
 use tenure::{
-    Asked, EndReason, InvalidText, StopAnswer, StopError, StopSessionRequest, store::memory::Fault,
+    Asked, EndReason, InvalidText, StopAnswer, StopBuilder, StopError, store::memory::Fault,
     testing::simulate,
 };
 use tokio::{task::spawn_local, time::timeout};
@@ -14,14 +14,14 @@ use super::*;
 const AT_ONCE: Duration = millis(5);
 
 fn by_ops() -> EndReason {
-    EndReason::Stopped { by: Some("ops".into()), why: Some("tea".into()) }
+    EndReason::Stopped { by: Some("ops".into()), reason: Some("tea".into()) }
 }
 
-fn ask(supervisor: &LeaseSupervisor, session: &str) -> StopSessionRequest {
+fn ask(supervisor: &LeaseSupervisor, session: &str) -> StopBuilder {
     supervisor.stop(&key(session)).by("ops").reason("tea")
 }
 
-async fn asked(request: StopSessionRequest) -> Asked {
+async fn asked(request: StopBuilder) -> Asked {
     match request.await.unwrap() {
         StopAnswer::Asked(asked) => *asked,
         StopAnswer::Idle => panic!("nobody was asked"),

@@ -1,7 +1,7 @@
 //! Watching a session: what is seen, how soon, and that it is never more than is known.
 
 use tenure::{
-    Label, NodeId, Observed, Phase, RunId, SessionState,
+    Label, NodeId, Observed, RunId, RunPhase, SessionState,
     clock::Clock as _,
     store::{Acquire, LeaseConnection as _, memory::Fault},
     testing::simulate,
@@ -32,7 +32,7 @@ async fn dead_holder(sim: &Simulation, session: &str, ttl: Duration) -> RunId {
         run_id: RunId::random(),
         node: NodeId::random(),
         label: Label::new("dead").unwrap(),
-        phase: Phase::default(),
+        phase: RunPhase::default(),
         ttl,
     };
     let outcome = sim.store.clone().acquire(std::slice::from_ref(&item)).await.unwrap();

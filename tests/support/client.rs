@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::{
-    Holder, Label, NodeId, Phase, Reason, Requester, RunId, SessionKey, Stage,
+    Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
     store::{
         Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Release, ReleaseOutcome, Renew,
         RenewOutcome, Renewed, StopOutcome, StopRun,
@@ -96,14 +96,14 @@ pub fn acquire(key: &SessionKey, run_id: RunId) -> Acquire {
         run_id,
         node: NodeId::random(),
         label: Label::new("api-3").expect("short"),
-        phase: Phase::new("starting").expect("short"),
+        phase: RunPhase::new("starting").expect("short"),
         ttl: TTL,
     }
 }
 
 /// An ordinary renewal.
 pub fn renew(key: &SessionKey, run_id: RunId) -> Renew {
-    Renew { key: key.clone(), run_id, ttl: TTL, safety_margin: MARGIN, stage: Stage::Running, phase: None }
+    Renew { key: key.clone(), run_id, ttl: TTL, safety_margin: MARGIN, stage: RunStage::Running, phase: None }
 }
 
 /// A request to stop.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tenure::{
-    FencingToken, Label, Phase, RunId, SessionKey, Stage,
+    FencingToken, Label, RunId, RunPhase, RunStage, SessionKey,
     store::{
         Acquire, AcquireOutcome, MAX_BATCH, Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER,
         StopOutcome, StopRun,
@@ -87,7 +87,7 @@ pub(crate) async fn a_free_session_is_granted(backend: &impl Backend) {
     let holder = client.holder(&key).await.expect("it is held");
     assert_eq!((holder.run_id, holder.node, holder.fence), (item.run_id, item.node, grant.fence));
     assert_eq!((&holder.label, &holder.phase), (&item.label, &item.phase));
-    assert_eq!((holder.stage, holder.stop), (Stage::Running, None));
+    assert_eq!((holder.stage, holder.stop), (RunStage::Running, None));
     assert_eq!(micros(holder.since), grant.acquired_at_micros);
     assert_eq!(micros(holder.expires_at), grant.expires_at_micros);
     assert!(holder.expires_in <= grant.remaining);
@@ -113,9 +113,9 @@ pub(crate) async fn a_repeated_acquire_gets_the_same_lease(backend: &impl Backen
     let key = key("s");
     let item = acquire(&key, RunId::random());
     let first = client.granted(item.clone()).await;
-    let phase = Phase::new("thinking").unwrap();
+    let phase = RunPhase::new("thinking").unwrap();
     let renewal = renew(&key, item.run_id);
-    client.renewed(Renew { stage: Stage::Stopping, phase: Some(phase.clone()), ..renewal }).await;
+    client.renewed(Renew { stage: RunStage::Stopping, phase: Some(phase.clone()), ..renewal }).await;
     backend.request_stop(&key, "ops", "deploy").await;
 
     let second = client.granted(item.clone()).await;
@@ -125,7 +125,7 @@ pub(crate) async fn a_repeated_acquire_gets_the_same_lease(backend: &impl Backen
     assert_eq!(second.stop.as_ref().and_then(|stop| stop.by.as_deref()), Some("ops"));
 
     let holder = client.holder(&key).await.expect("it is held");
-    assert_eq!((holder.phase, holder.stage), (phase, Stage::Stopping));
+    assert_eq!((holder.phase, holder.stage), (phase, RunStage::Stopping));
     assert_eq!(holder.stop, second.stop);
 }
 
@@ -156,8 +156,8 @@ pub(crate) async fn a_takeover_takes_nothing_over_but_the_session(backend: &impl
     let (key, old) = (key("s"), RunId::random());
     let new = acquire(&key, RunId::random());
     let before = client.granted(acquire(&key, old)).await;
-    let phase = Some(Phase::new("thinking").unwrap());
-    client.renewed(Renew { stage: Stage::Stuck, phase, ..renew(&key, old) }).await;
+    let phase = Some(RunPhase::new("thinking").unwrap());
+    client.renewed(Renew { stage: RunStage::Stuck, phase, ..renew(&key, old) }).await;
     backend.request_stop(&key, "ops", "deploy").await;
     backend.set_remaining(&key, -1).await;
 
@@ -168,7 +168,7 @@ pub(crate) async fn a_takeover_takes_nothing_over_but_the_session(backend: &impl
     assert_eq!(grant.stop, None);
     let holder = client.holder(&key).await.expect("it is held");
     assert_eq!((holder.run_id, holder.node, holder.label), (new.run_id, new.node, new.label));
-    assert_eq!((holder.phase, holder.stage, holder.stop), (new.phase, Stage::Running, None));
+    assert_eq!((holder.phase, holder.stage, holder.stop), (new.phase, RunStage::Running, None));
 }
 
 /// I8.
@@ -243,20 +243,20 @@ pub(crate) async fn a_renewal_extends_the_lease_and_reports_how_the_run_stands(b
     let grant = client.granted(acquire(&key, run)).await;
     backend.set_remaining(&key, 10_000).await;
 
-    let phase = Phase::new("using a tool").unwrap();
-    let item = Renew { phase: Some(phase.clone()), stage: Stage::Stopping, ..renew(&key, run) };
+    let phase = RunPhase::new("using a tool").unwrap();
+    let item = Renew { phase: Some(phase.clone()), stage: RunStage::Stopping, ..renew(&key, run) };
     let renewed = client.renewed(item).await;
     assert_eq!(renewed.remaining, TTL);
     assert!(renewed.clock_micros > grant.acquired_at_micros);
     assert_eq!(renewed.stop, None);
     let holder = client.holder(&key).await.expect("it is held");
-    assert_eq!((holder.phase, holder.stage), (phase.clone(), Stage::Stopping));
+    assert_eq!((holder.phase, holder.stage), (phase.clone(), RunStage::Stopping));
     assert_eq!(micros(holder.expires_at), renewed.clock_micros + TTL.as_micros() as i64);
     assert_eq!((holder.fence, micros(holder.since)), (grant.fence, grant.acquired_at_micros));
 
     client.renewed(renew(&key, run)).await;
     let holder = client.holder(&key).await.expect("it is held");
-    assert_eq!((holder.phase, holder.stage), (phase, Stage::Running), "no new phase leaves the old one");
+    assert_eq!((holder.phase, holder.stage), (phase, RunStage::Running), "no new phase leaves the old one");
 }
 
 pub(crate) async fn a_renewal_never_shortens_the_lease(backend: &impl Backend) {
@@ -578,13 +578,13 @@ pub(crate) async fn texts_come_back_as_they_were_given(backend: &impl Backend) {
         let phase = if text.len() <= 64 { text } else { "" };
         let item = Acquire {
             label: Label::new(text).unwrap(),
-            phase: Phase::new(phase).unwrap(),
+            phase: RunPhase::new(phase).unwrap(),
             ..acquire(&key, run)
         };
         client.granted(item).await;
         let refusal = client.refused(acquire(&key, RunId::random())).await;
         assert_eq!((refusal.label.as_str(), refusal.phase.as_str()), (text, phase));
-        let phase = Some(Phase::new(phase.to_uppercase()).unwrap_or_default());
+        let phase = Some(RunPhase::new(phase.to_uppercase()).unwrap_or_default());
         client.renewed(Renew { phase: phase.clone(), ..renew(&key, run) }).await;
         let page = Page { account: Some(text.to_owned()), expired: true, after: None, limit: 2 };
         let rows = client.raw().list(&page).await.expect("it reads");

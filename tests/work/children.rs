@@ -293,7 +293,8 @@ mod in_memory {
         let scene = Scene::new();
         let run = run().await;
         let mut command = scene.script("exec sleep 600");
-        let (one, other) = (run.child(&mut command).unwrap(), run.child(&mut command).unwrap());
+        let (one, other) =
+            (run.context().child(&mut command).unwrap(), run.context().child(&mut command).unwrap());
         one.end();
         assert!(one.wait().await.tree.is_verified());
         // Time enough to be told to end, too.
@@ -310,7 +311,7 @@ mod in_memory {
         let run = run().await;
         run.stop("tea");
         run.cancelled().await;
-        match run.child(&mut scene.script("")) {
+        match run.context().child(&mut scene.script("")) {
             Err(ChildError::Ended(EndReason::Stopped { .. })) => {}
             other => panic!("{other:?}"),
         }
@@ -326,7 +327,7 @@ mod in_memory {
     #[tokio::test]
     async fn a_child_that_cannot_be_started_harms_nothing() {
         let run = run().await;
-        let missing = run.child(&mut Command::new("/no/such/program")).unwrap_err();
+        let missing = run.context().child(&mut Command::new("/no/such/program")).unwrap_err();
         assert!(matches!(missing, ChildError::NotStarted(_)), "{missing}");
         assert!(run.is_held());
         let ended = run.release().await;

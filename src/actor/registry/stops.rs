@@ -6,10 +6,10 @@ use actix::{Addr, AsyncContext as _, Context, Handler, Message, ResponseFuture};
 use futures::channel::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Doubt, Pending, Registry, Running, Session};
+use super::{Doubt, LocalSession, Pending, Registry, Running};
 use crate::{
     actor::{
-        acquisition::{Acquired, Settled},
+        acquisition::{Acquired, AcquisitionEnd},
         lane::backoff,
         query::{Queries, Query},
     },
@@ -25,11 +25,11 @@ use crate::{
 #[rtype(result = "()")]
 pub(crate) struct StopSession {
     pub(crate) item: StopRun,
-    pub(crate) reply: oneshot::Sender<Result<Option<Told>, QueryError>>,
+    pub(crate) reply: oneshot::Sender<Result<Option<AskedRun>, QueryError>>,
 }
 
 /// Who was asked to stop, and whether it is certain that nobody had asked before.
-pub(crate) struct Told {
+pub(crate) struct AskedRun {
     pub(crate) holder: Holder,
     pub(crate) first: bool,
 }
@@ -61,8 +61,13 @@ impl Registry {
 
     /// Tells the run at once; answers who it is, with the request that stands, and whether that is this one, as far as
     /// this process knows.
-    fn stop_here(&mut self, key: &SessionKey, run_id: Option<RunId>, request: &StopRequest) -> Option<Told> {
-        let Session { running, acquiring } = self.sessions.get_mut(key)?;
+    fn stop_here(
+        &mut self,
+        key: &SessionKey,
+        run_id: Option<RunId>,
+        request: &StopRequest,
+    ) -> Option<AskedRun> {
+        let LocalSession { running, acquiring } = self.sessions.get_mut(key)?;
         // A run that may be granted at this moment: only one that is named is certainly the one that is meant.
         if let Some(pending) = acquiring.as_mut().filter(|pending| Some(pending.run_id) == run_id) {
             pending.stop.get_or_insert_with(|| request.clone());
@@ -73,7 +78,7 @@ impl Registry {
         running.actor.do_send(RunMessage::Stop { reason: EndReason::stopped(request), grace: None });
         let (_, first) = running.shared.note_stop(request);
         let holder = running.holder(&self.links);
-        (!holder.expires_in.is_zero()).then_some(Told { holder, first })
+        (!holder.expires_in.is_zero()).then_some(AskedRun { holder, first })
     }
 
     /// Has the row of a run read before the run is handed out, when a hint for it was faster than its grant: its work
@@ -81,7 +86,7 @@ impl Registry {
     pub(super) fn look_first(&mut self, acquired: Acquired, ctx: &Context<Self>) -> Option<Acquired> {
         let pending = self.sessions.get_mut(&acquired.key).and_then(|session| session.acquiring.as_mut());
         let hinted = pending.filter(|sent| sent.run_id == acquired.run_id && sent.is_hinted);
-        let (Some(pending), Settled::Granted { .. }) = (hinted, &acquired.settled) else {
+        let (Some(pending), AcquisitionEnd::Granted { .. }) = (hinted, &acquired.end) else {
             return Some(acquired);
         };
         pending.is_hinted = false;
@@ -103,7 +108,7 @@ impl Registry {
     fn unstopped(&mut self, only: Option<RunId>) -> Vec<(SessionKey, RunId)> {
         let is_meant = |run_id| only.is_none_or(|only| only == run_id);
         let mut unstopped = Vec::new();
-        for (key, Session { running, acquiring }) in &mut self.sessions {
+        for (key, LocalSession { running, acquiring }) in &mut self.sessions {
             if let Some(Pending { is_hinted, .. }) = acquiring.as_mut().filter(|sent| is_meant(sent.run_id)) {
                 *is_hinted = true;
             }
@@ -135,10 +140,10 @@ impl Handler<StopSession> for Registry {
         let registry = ctx.address();
         actix_rt::spawn(async move {
             let key = item.key.clone();
-            let run_id = here.as_ref().map(|told| told.holder.run_id);
+            let run_id = here.as_ref().map(|asked| asked.holder.run_id);
             let item = StopRun { run_id: item.run_id.or(run_id), ..item };
             let answer = record(item, queries, patience, location).await;
-            if let Ok(Some(Told { holder, .. })) = &answer
+            if let Ok(Some(AskedRun { holder, .. })) = &answer
                 && holder.node == node
                 && let Some(request) = holder.stop.clone()
             {
@@ -146,9 +151,9 @@ impl Handler<StopSession> for Registry {
             }
             let answer = match (answer, here) {
                 // The run was told. That its row is gone by now, or does not say so, changes nothing for it.
-                (Ok(None), Some(told)) => Ok(Some(told)),
+                (Ok(None), Some(asked)) => Ok(Some(asked)),
                 // Somebody else's request may be in the row.
-                (Err(_), Some(told)) => Ok(Some(Told { first: false, ..told })),
+                (Err(_), Some(asked)) => Ok(Some(AskedRun { first: false, ..asked })),
                 (answer, _) => answer,
             };
             // Whoever does not wait any more has dropped the receiver.
@@ -163,11 +168,11 @@ async fn record(
     queries: Queries,
     patience: Duration,
     location: String,
-) -> Result<Option<Told>, QueryError> {
+) -> Result<Option<AskedRun>, QueryError> {
     let (until, mut attempts) = (Instant::now() + patience, 0);
     loop {
         let refusal = match queries.ask(|reply| Query::Stop(item.clone(), reply)).await {
-            Ok(StopOutcome::Asked { holder, first }) => return Ok(Some(Told { holder: *holder, first })),
+            Ok(StopOutcome::Asked { holder, first }) => return Ok(Some(AskedRun { holder: *holder, first })),
             Ok(StopOutcome::Idle) => return Ok(None),
             Ok(StopOutcome::Locked(run_id)) => {
                 item.run_id = Some(run_id);

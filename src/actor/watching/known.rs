@@ -20,14 +20,14 @@ const AFTER_EXPIRY: Duration = Duration::from_millis(500);
 
 /// What is known of one session.
 pub(super) struct Knowledge {
-    last: Option<Answer>,
+    last: Option<LastAnswer>,
     began: BootInstant,
     /// The database has been silent for too long since.
     is_outdated: bool,
 }
 
 /// What the database has said.
-struct Answer {
+struct LastAnswer {
     status: SessionStatus,
     /// Just before it was asked.
     sent_at: BootInstant,
@@ -35,7 +35,7 @@ struct Answer {
 }
 
 /// What is known of the end of a lease, by the local clock.
-enum Lease {
+enum LeaseEnd {
     /// It may have been renewed since, but nothing is known of it after this instant.
     MayEnd { at: BootInstant },
     /// It was too near its end for a renewal, and is over by this instant.
@@ -51,7 +51,7 @@ impl Knowledge {
     /// The database has answered. An answer to an earlier question than the last says nothing new.
     pub(super) fn learn(&mut self, status: SessionStatus, sent_at: BootInstant, received_at: BootInstant) {
         if self.last.as_ref().is_none_or(|last| last.sent_at <= sent_at) {
-            self.last = Some(Answer { status, sent_at, received_at });
+            self.last = Some(LastAnswer { status, sent_at, received_at });
             self.is_outdated = false;
         }
     }
@@ -78,19 +78,19 @@ impl Knowledge {
             return self.is_outdated.then(|| unknown(None, self.began)).flatten();
         };
         let not_any_more = || unknown(Some(last.status.clone()), last.received_at);
-        match last.lease() {
+        match last.lease_end() {
             _ if self.is_outdated => not_any_more(),
-            Some(Lease::MayEnd { at }) if now >= at => not_any_more(),
-            Some(Lease::Ends { by }) if now >= by => Some(Observed::Known(last.expired())),
+            Some(LeaseEnd::MayEnd { at }) if now >= at => not_any_more(),
+            Some(LeaseEnd::Ends { by }) if now >= by => Some(Observed::Known(last.expired())),
             _ => Some(Observed::Known(last.status.clone())),
         }
     }
 
     /// When something may change without anybody saying so.
     pub(super) fn instants(&self) -> impl Iterator<Item = BootInstant> {
-        let (at, before) = match self.last.as_ref().and_then(Answer::lease) {
-            Some(Lease::Ends { by }) => (Some(by), None),
-            Some(Lease::MayEnd { at }) => (Some(at), Some(at.saturating_sub(BEFORE_EXPIRY))),
+        let (at, before) = match self.last.as_ref().and_then(LastAnswer::lease_end) {
+            Some(LeaseEnd::Ends { by }) => (Some(by), None),
+            Some(LeaseEnd::MayEnd { at }) => (Some(at), Some(at.saturating_sub(BEFORE_EXPIRY))),
             None => (None, None),
         };
         [at, before].into_iter().flatten()
@@ -98,20 +98,22 @@ impl Knowledge {
 
     /// Whether it is worth a look of its own: its lease is about to end, or should have.
     pub(super) fn is_near_expiry(&self, now: BootInstant) -> bool {
-        match self.last.as_ref().and_then(Answer::lease) {
-            Some(Lease::MayEnd { at }) => now >= at.saturating_sub(BEFORE_EXPIRY) && now < at + AFTER_EXPIRY,
+        match self.last.as_ref().and_then(LastAnswer::lease_end) {
+            Some(LeaseEnd::MayEnd { at }) => {
+                now >= at.saturating_sub(BEFORE_EXPIRY) && now < at + AFTER_EXPIRY
+            }
             _ => false,
         }
     }
 }
 
-impl Answer {
-    fn lease(&self) -> Option<Lease> {
+impl LastAnswer {
+    fn lease_end(&self) -> Option<LeaseEnd> {
         let holder = self.status.holder.as_ref().filter(|_| self.status.is_held())?;
         let left = holder.expires_in;
         Some(match left < CERTAIN {
-            true => Lease::Ends { by: self.received_at + left },
-            false => Lease::MayEnd { at: self.sent_at + left },
+            true => LeaseEnd::Ends { by: self.received_at + left },
+            false => LeaseEnd::MayEnd { at: self.sent_at + left },
         })
     }
 
@@ -130,7 +132,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::session::{FencingToken, Holder, Label, NodeId, Phase, RunId, SessionKey, Stage};
+    use crate::session::{FencingToken, Holder, Label, NodeId, RunId, RunPhase, RunStage, SessionKey};
 
     fn at(millis: u64) -> BootInstant {
         BootInstant::from_nanos(millis * 1_000_000)
@@ -142,8 +144,8 @@ mod tests {
             node: NodeId::random(),
             label: Label::new("ann").unwrap(),
             fence: FencingToken::from(1),
-            stage: Stage::Running,
-            phase: Phase::default(),
+            stage: RunStage::Running,
+            phase: RunPhase::default(),
             since: SystemTime::UNIX_EPOCH,
             expires_at: SystemTime::UNIX_EPOCH,
             expires_in: Duration::from_millis(left_millis),

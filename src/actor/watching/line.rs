@@ -44,11 +44,11 @@ struct Open {
 
 struct Returned {
     open: Option<Open>,
-    result: Result<Seen, StoreError>,
+    result: Result<Look, StoreError>,
 }
 
 /// What a look has shown.
-pub(super) struct Seen {
+pub(super) struct Look {
     pub(super) keys: Vec<SessionKey>,
     /// Just before the statement was sent.
     pub(super) sent_at: BootInstant,
@@ -59,9 +59,9 @@ pub(super) struct Seen {
 }
 
 /// What has come of the connection, or of a look.
-pub(super) enum Outcome {
+pub(super) enum LookOutcome {
     Connected,
-    Seen(Seen),
+    Seen(Look),
     Failed(StoreError),
 }
 
@@ -103,15 +103,18 @@ impl Line {
         };
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LookOutcome> {
         let (state, outcome) = match &mut self.state {
             State::Connecting(connecting) => match std::task::ready!(connecting.poll_unpin(cx)) {
-                Ok(open) => (State::Up(open), Outcome::Connected),
-                Err(error) => (State::Down, Outcome::Failed(error)),
+                Ok(open) => (State::Up(open), LookOutcome::Connected),
+                Err(error) => (State::Down, LookOutcome::Failed(error)),
             },
             State::Looking(looking) => {
                 let Returned { open, result } = std::task::ready!(looking.poll_unpin(cx));
-                (open.map_or(State::Down, State::Up), result.map_or_else(Outcome::Failed, Outcome::Seen))
+                (
+                    open.map_or(State::Down, State::Up),
+                    result.map_or_else(LookOutcome::Failed, LookOutcome::Seen),
+                )
             }
             State::Down | State::Up(_) => return Poll::Pending,
         };
@@ -141,7 +144,7 @@ impl Open {
         // After an uncertain end the connection may still be busy with the statement: never use it again.
         let is_usable = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true);
         let standby = self.connection.standby();
-        let result = result.map(|holders| Seen { keys, sent_at, holders, standby });
+        let result = result.map(|holders| Look { keys, sent_at, holders, standby });
         Returned { open: is_usable.then_some(self), result }
     }
 }

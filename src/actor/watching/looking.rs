@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Command, Commands,
     known::Knowledge,
-    line::{Line, Outcome, Seen},
+    line::{Line, Look, LookOutcome},
     watched::Watched,
 };
 use crate::{
@@ -61,7 +61,7 @@ struct Round {
 enum Input {
     Command(Command),
     Event(RunEvent),
-    Outcome(Outcome),
+    Outcome(LookOutcome),
     Time,
 }
 
@@ -224,15 +224,15 @@ impl Looking {
         hasten(&mut self.urgent, key, watched);
     }
 
-    fn take(&mut self, outcome: Outcome) {
+    fn take(&mut self, outcome: LookOutcome) {
         match outcome {
-            Outcome::Connected => {}
-            Outcome::Seen(seen) => self.learn(seen),
-            Outcome::Failed(error) => self.fail(&error),
+            LookOutcome::Connected => {}
+            LookOutcome::Seen(seen) => self.learn(seen),
+            LookOutcome::Failed(error) => self.fail(&error),
         }
     }
 
-    fn learn(&mut self, Seen { keys, sent_at, holders, standby }: Seen) {
+    fn learn(&mut self, Look { keys, sent_at, holders, standby }: Look) {
         let reading = self.clock.reading();
         let received_at = reading.boot;
         let is_old = received_at >= sent_at + STALE;

@@ -1,13 +1,23 @@
 //! What can be written on the command line.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Args, Parser, Subcommand};
 use tenure::{RunId, diagnosis::Examination};
 
 /// Hold a session while a program runs: at most one run per session, across terminals and machines.
 #[derive(Debug, Parser)]
-#[command(name = "tenure", version, arg_required_else_help = true, infer_subcommands = false)]
+#[command(
+    name = "tenure",
+    version,
+    arg_required_else_help = true,
+    infer_subcommands = false,
+    after_help = "Example:  tenure run -s nightly -- ./backup.sh"
+)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -39,30 +49,47 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Hold the session while CMD runs, and end CMD with everything it started when the session is lost.
     #[cfg(target_os = "linux")]
-    Run(Run),
+    #[command(after_help = r#"Example:  tenure run -s nightly -- ./backup.sh --all"#)]
+    Run(RunArgs),
     /// Show who holds a session. Exits 1 when nobody does.
-    Status(Status),
+    #[command(after_help = r#"Example:  tenure status -s nightly"#)]
+    Status(StatusArgs),
     /// Ask the run that holds a session to stop, wherever it is. Exits 1 when nobody holds it.
-    Stop(Stop),
+    #[command(after_help = r#"Example:  tenure stop -s nightly --reason "maintenance" --wait 30s"#)]
+    Stop(StopArgs),
     /// Show a session now, and a line at every change, until interrupted.
-    Watch(Watch),
+    #[command(after_help = r#"Example:  tenure watch -s nightly"#)]
+    Watch(WatchArgs),
     /// Show all sessions that are held.
-    List(List),
+    #[command(after_help = r#"Example:  tenure list --expired"#)]
+    List(ListArgs),
     /// Inside CMD: say what the run is doing, for those who look.
     #[cfg(unix)]
-    Phase(Phase),
+    #[command(after_help = r#"Example:  tenure phase "waiting for approval""#)]
+    Phase(PhaseArgs),
     /// Set up the database, or print the statements that would.
-    Migrate(Migrate),
+    #[command(after_help = r#"Example:  tenure migrate --database postgres://owner@db1/app"#)]
+    Migrate(MigrateArgs),
     /// Remove rows of leases that expired at least an hour ago.
+    #[command(after_help = "Example:  tenure sweep")]
     Sweep,
     /// Check database, schema, clocks and commit latency, and say what to change. Exits 0 unless no lease can be held.
-    Doctor(Doctor),
+    #[command(after_help = r#"Example:  tenure doctor --for 1m"#)]
+    Doctor(DoctorArgs),
+    /// Print what makes a shell complete this command's options.
+    #[command(
+        after_help = "Example:  tenure completions bash > ~/.local/share/bash-completion/completions/tenure"
+    )]
+    Completions(CompletionsArgs),
+    /// Print a manual page.
+    #[command(after_help = "Example:  tenure man run | man -l -")]
+    Man(ManArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Session {
+pub(crate) struct SessionArgs {
     /// Whose session.
-    #[arg(short, long, default_value = "local", allow_negative_numbers = true)]
+    #[arg(short, long, default_value = "local", env = "TENURE_ACCOUNT", allow_negative_numbers = true)]
     pub(crate) account: String,
     /// Which session.
     #[arg(short, long, allow_negative_numbers = true)]
@@ -70,14 +97,14 @@ pub(crate) struct Session {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
     /// The length of the lease, renewed while CMD runs: 1s to 24h.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", env = "TENURE_TTL", value_parser = duration)]
     pub(crate) ttl: Duration,
     /// The name that others see. Default: user@host.
-    #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
+    #[arg(long, value_name = "LABEL", env = "TENURE_HOLDER", allow_negative_numbers = true)]
     pub(crate) holder: Option<String>,
     /// What to do when another run holds the session.
     #[arg(long, value_enum, default_value = "reject")]
@@ -91,7 +118,7 @@ pub(crate) struct Run {
     /// The exit code when another run holds the session.
     #[arg(short = 'E', value_name = "CODE", default_value_t = crate::exit::BUSY)]
     pub(crate) busy_code: u8,
-    /// Where events go instead of stderr: a file to append to, or the number of an open descriptor.
+    /// Where events go: a file to append to, or the number of an open descriptor; `-` is stderr, as without it.
     #[arg(long, value_name = "PATH|FD")]
     pub(crate) events: Option<PathBuf>,
     /// Let processes of this name outlive the run, and what they start: a helper that is meant to be shared, such as a
@@ -110,17 +137,17 @@ pub(crate) enum OnBusy {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Status {
+pub(crate) struct StatusArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Stop {
+pub(crate) struct StopArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
     /// Only this run: whoever holds the session after it is left alone.
-    #[arg(long, value_name = "RUN_ID")]
+    #[arg(long, value_name = "RUN_ID", value_parser = run_id)]
     pub(crate) run: Option<RunId>,
     /// Why, for those who look: at most 1000 bytes.
     #[arg(long, value_name = "TEXT", allow_negative_numbers = true)]
@@ -131,13 +158,13 @@ pub(crate) struct Stop {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Watch {
+pub(crate) struct WatchArgs {
     #[command(flatten)]
-    pub(crate) session: Session,
+    pub(crate) session: SessionArgs,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct List {
+pub(crate) struct ListArgs {
     /// Only this account's sessions.
     #[arg(short, long, allow_negative_numbers = true)]
     pub(crate) account: Option<String>,
@@ -147,21 +174,33 @@ pub(crate) struct List {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Phase {
+pub(crate) struct PhaseArgs {
     /// At most 64 bytes; empty to say nothing.
     #[arg(allow_negative_numbers = true)]
     pub(crate) text: String,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Migrate {
+pub(crate) struct CompletionsArgs {
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Of this subcommand; else of the whole.
+    #[arg(value_name = "COMMAND")]
+    pub(crate) of: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArgs {
     /// Print the statements and change nothing.
     #[arg(long)]
     pub(crate) print: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Doctor {
+pub(crate) struct DoctorArgs {
     /// How long to watch the clocks, at most 1h; the longer, the finer the difference in their rates that shows.
     #[arg(long = "for", value_name = "DURATION", default_value = "3s", value_parser = examination)]
     pub(crate) lasting: Duration,
@@ -184,6 +223,11 @@ fn duration(text: &str) -> Result<Duration, String> {
             return Duration::try_from_secs_f64(seconds).map_err(|_| "it is too long".to_owned());
         }
     }
+}
+
+fn run_id(text: &str) -> Result<RunId, String> {
+    let hint = "write the run's id, a UUID, as `tenure status` shows it";
+    text.parse().map_err(|_| hint.to_owned())
 }
 
 fn split(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
@@ -209,6 +253,14 @@ fn examination(text: &str) -> Result<Duration, String> {
         true => Ok(duration),
         false => Err("it is too long: at most 1h".to_owned()),
     })
+}
+
+impl RunArgs {
+    /// Where events go instead of stderr.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn events(&self) -> Option<&Path> {
+        self.events.as_deref().filter(|path| path.as_os_str() != "-")
+    }
 }
 
 impl Command {

@@ -10,7 +10,7 @@ use tenure::{
 };
 
 use crate::{
-    cli::{Global, Session},
+    cli::{Global, SessionArgs},
     exit::{CONFIGURATION, Failure, UNAVAILABLE},
     show,
 };
@@ -23,7 +23,7 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// `--database`, else `TENURE_DATABASE_URL`, else the embedded default.
+    /// `--database`, else `TENURE_DATABASE_URL`, else that of the run around this process, else the embedded default.
     pub(crate) fn of(global: &Global) -> Result<Self, Failure> {
         match global.database.clone() {
             // A variable that was to hold it and is not set: the local file would be somebody else's.
@@ -32,7 +32,10 @@ impl Database {
                 warn(global, &url);
                 Ok(Self { url, is_default: false })
             }
-            None => Ok(Self { url: default_url()?, is_default: true }),
+            None => match around()? {
+                Some(url) => Ok(Self { url, is_default: false }),
+                None => Ok(Self { url: default_url()?, is_default: true }),
+            },
         }
     }
 
@@ -85,6 +88,23 @@ impl Database {
         &self.url
     }
 
+    /// The URL for a process that may work in another directory.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn absolute_url(&self) -> String {
+        #[cfg(feature = "sqlite")]
+        if let Some(url) = self.absolute_file_url() {
+            return url;
+        }
+        self.url.clone()
+    }
+
+    #[cfg(all(target_os = "linux", feature = "sqlite"))]
+    fn absolute_file_url(&self) -> Option<String> {
+        let file = store::SqliteStore::new(&self.url).ok()?;
+        let options = self.url.split_once('?').map_or(String::new(), |(_, options)| format!("?{options}"));
+        Some(url_of_file(file.path().to_str()?) + &options)
+    }
+
     /// For people: without a password.
     pub(crate) fn location(&self) -> Result<String, Failure> {
         Ok(store::open(&self.url)?.location().to_owned())
@@ -111,6 +131,14 @@ impl Database {
             missing(&format!("cannot be created: {error}; name another file with --database"))
         })
     }
+}
+
+/// The database of the run around this process.
+fn around() -> Result<Option<String>, Failure> {
+    #[cfg(unix)]
+    return crate::side::database();
+    #[cfg(not(unix))]
+    Ok(None)
 }
 
 /// What of the URL is left aside. The log says so, too, and a reader of JSON is told by `doctor`.
@@ -144,9 +172,13 @@ fn default_url() -> Result<String, Failure> {
         let message = format!("{} is not UTF-8; name a file with --database", shown(&file));
         return Err(Failure::new(CONFIGURATION, message));
     };
+    Ok(url_of_file(file))
+}
+
+#[cfg(feature = "sqlite")]
+fn url_of_file(path: &str) -> String {
     // What would mean something else in a URL.
-    let file = file.replace('%', "%25").replace('?', "%3f").replace('#', "%23");
-    Ok(format!("sqlite://{file}"))
+    format!("sqlite://{}", path.replace('%', "%25").replace('?', "%3f").replace('#', "%23"))
 }
 
 #[cfg(not(feature = "sqlite"))]
@@ -156,7 +188,7 @@ fn default_url() -> Result<String, Failure> {
     Err(Failure::new(CONFIGURATION, message))
 }
 
-impl Session {
+impl SessionArgs {
     pub(crate) fn key(&self) -> Result<SessionKey, Failure> {
         Ok(SessionKey::new(&self.account, &self.session)?)
     }

@@ -7,13 +7,13 @@ use tenure::{
 };
 
 use crate::{
-    cli::{Doctor, Global},
+    cli::{DoctorArgs, Global},
     database::Database,
     exit::Failure,
     show,
 };
 
-pub(crate) async fn doctor(global: &Global, args: &Doctor) -> Result<u8, Failure> {
+pub(crate) async fn doctor(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
     let database = Database::of(global)?;
     let examination = Examination::of(database.url()).lasting(args.lasting).patience(global.connect_timeout);
     let examination = examination.makes_directory(database.is_default());

@@ -32,6 +32,8 @@ pub(crate) enum Event<'a> {
         run: &'a Run,
         holder: &'a str,
         ttl: Duration,
+        /// Without a password.
+        database: &'a str,
     },
     Busy {
         holder: &'a Holder,
@@ -86,8 +88,13 @@ impl Events {
         let output: Box<dyn Write + Send> = match to {
             None => Box::new(io::stderr()),
             Some(path) => match path.to_str().and_then(|text| text.parse::<u32>().ok()) {
-                Some(descriptor) => Box::new(inherited::duplicate(descriptor)?),
-                None => Box::new(open_to_append(path)?),
+                Some(descriptor) => Box::new(inherited::duplicate(descriptor).map_err(|error| {
+                    io::Error::other(format!("descriptor {descriptor} {error}; open it: {descriptor}>>FILE"))
+                })?),
+                None => Box::new(open_to_append(path).map_err(|error| {
+                    let path = path.to_string_lossy();
+                    io::Error::other(format!("{} cannot be written: {error}", printable(&path)))
+                })?),
             },
         };
         Ok(Self { lines: Lines::to(output)?, json, quiet, key, run: OnceCell::new() })
@@ -129,8 +136,8 @@ impl Events {
     fn sentence(&self, event: &Event<'_>) -> String {
         let key = &self.key;
         match event {
-            Event::Acquired { run, ttl, .. } => format!(
-                "acquired {key} (run {}, fence {}, ttl {})",
+            Event::Acquired { run, ttl, database, .. } => format!(
+                "acquired {key} (run {}, fence {}, ttl {}) in {database}",
                 run.run_id(),
                 run.fence(),
                 humantime::format_duration(*ttl)
@@ -167,10 +174,13 @@ impl Events {
 /// An event's name and its own fields; `None` of what is for people only.
 fn fields_of(event: &Event<'_>, key: &SessionKey) -> Option<(&'static str, Value)> {
     Some(match event {
-        Event::Acquired { run, holder, ttl } => {
+        Event::Acquired { run, holder, ttl, database } => {
             let at = show::rfc3339(run.acquired_at());
             let (fence, ttl_ms) = (run.fence().as_i64(), show::millis(*ttl));
-            ("acquired", json!({ "fence": fence, "holder": holder, "ttl_ms": ttl_ms, "at": at }))
+            let fields = json!({
+                "fence": fence, "holder": holder, "ttl_ms": ttl_ms, "at": at, "database": database,
+            });
+            ("acquired", fields)
         }
         Event::Busy { holder } => {
             let holder = show::session_json(&SessionStatus::held(key.clone(), (*holder).clone()));
@@ -243,7 +253,7 @@ fn open_to_append(path: &Path) -> io::Result<File> {
 /// Who asked for the end, and why, if somebody did.
 pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
     match reason {
-        EndReason::Stopped { by, why } => (by.as_deref(), why.as_deref()),
+        EndReason::Stopped { by, reason } => (by.as_deref(), reason.as_deref()),
         _ => (None, None),
     }
 }

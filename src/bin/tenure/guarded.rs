@@ -1,5 +1,9 @@
 //! CMD under its guardian, as the command sees it.
 
+// By its path, since a test takes this file in from elsewhere.
+#[path = "guarded/answers.rs"]
+mod answers;
+
 use std::{
     ffi::OsString,
     fs,
@@ -29,30 +33,28 @@ use tokio::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
-    time::{Interval, MissedTickBehavior, interval, timeout},
+    time::timeout,
 };
+
+use answers::Answers;
 
 use crate::{
     inherited,
-    wire::{GUARDIAN, Order, Report, Setup, ToldBy, Trust, take_line},
+    wire::{Deadlines, GUARDIAN, Order, Report, Setup, ToldBy, take_line},
 };
 
 /// How long a last look at what the guardian has said may take, before it counts as lost.
 const LAST_LOOK: Duration = Duration::from_millis(20);
-/// An order that is not answered after this long is waited for in steps of this length, each lived through by this
-/// process: time that it was itself frozen for counts as one.
-const ANSWER_STEP: Duration = Duration::from_secs(1);
-/// So many steps without an answer, or at which it was found stopped, and the guardian counts as lost. It is continued at
-/// each.
-const ANSWER_STEPS: u32 = 6;
 /// Timers stand still in suspend: the boot clock is read again at least this often.
 const CLOCK_STEP: Duration = Duration::from_millis(500);
 
 /// What to start.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct GuardPlan {
     /// This binary: `/proc/self/exe` is right even when the file was replaced meanwhile.
     pub(crate) binary: PathBuf,
+    /// What others see the guardian as.
+    pub(crate) title: String,
     pub(crate) setup: Setup,
     /// CMD and its arguments.
     pub(crate) program: Vec<OsString>,
@@ -103,23 +105,6 @@ struct Guardian {
     handle: Option<OwnedFd>,
 }
 
-/// Whether the guardian answers.
-#[derive(Debug)]
-struct Answers {
-    /// Orders that it has heard.
-    heard: u64,
-    /// Of the wait for it, when there is something to wait for.
-    wait: Option<Wait>,
-    step: Interval,
-}
-
-/// In steps, in a row.
-#[derive(Debug, Clone, Copy, Default)]
-struct Wait {
-    unanswered: u32,
-    stopped: u32,
-}
-
 /// The command does the guardian's work.
 struct Rescue {
     /// Its end is no news of CMD's.
@@ -134,7 +119,7 @@ struct Rescue {
 /// Needs a tokio runtime, and a process that starts no other children: when the guardian is lost, all that is
 /// below this process is ended. A signal that was ignored when this process started must still be (`nohup`):
 /// CMD inherits that. In a process that ignores SIGCHLD, nothing else may wait for children.
-pub(crate) fn start(plan: &Plan) -> io::Result<(Guarded, Reports)> {
+pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
     // What a killed guardian leaves comes to us.
     become_subreaper()?;
     let (ours, theirs) = StdStream::pair()?;
@@ -142,7 +127,7 @@ pub(crate) fn start(plan: &Plan) -> io::Result<(Guarded, Reports)> {
     let mut command = Command::new(&plan.binary);
     let socket = inherited::leave_open(&mut command, theirs);
     // Signals from the terminal are for CMD, not for its guardian.
-    command.arg0("tenure").arg(GUARDIAN).arg(socket).process_group(0);
+    command.arg0(&plan.title).arg(GUARDIAN).arg(socket).process_group(0);
     command.args(plan.setup.to_args()).args(&plan.program);
     for (name, value) in &plan.environment {
         match value {
@@ -154,7 +139,7 @@ pub(crate) fn start(plan: &Plan) -> io::Result<(Guarded, Reports)> {
     let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
     let (socket, orders) = UnixStream::from_std(ours)?.into_split();
     let tree = ProcessTree::of(plan.setup.run).with_all_below_this_process();
-    let Trust { until, kill_at } = plan.setup.trust;
+    let Deadlines { until, kill_at } = plan.setup.trust;
     let shared = Arc::new(Shared { kill_at: AtomicU64::new(kill_at.as_nanos()), ..Shared::default() });
     let guarded = Guarded { orders, shared: shared.clone() };
     let reports = Reports {
@@ -180,7 +165,7 @@ impl Guarded {
     }
 
     /// Tells of a renewal.
-    pub(crate) fn trust(&self, trust: Trust) -> io::Result<()> {
+    pub(crate) fn trust(&self, trust: Deadlines) -> io::Result<()> {
         self.shared.kill_at.store(trust.kill_at.as_nanos(), Ordering::Relaxed);
         self.order(Order::Trust(trust))
     }
@@ -261,38 +246,6 @@ impl Reports {
                 return Some(Report::GuardianLost);
             }
         }
-    }
-}
-
-impl Answers {
-    fn none_expected() -> Self {
-        let mut step = interval(ANSWER_STEP);
-        step.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { heard: 0, wait: None, step }
-    }
-
-    /// Whether the guardian has something to answer or to do.
-    fn are_due(&mut self, shared: &Shared) -> bool {
-        if !self.are_missing(shared) && !shared.is_stopping.load(Ordering::Relaxed) {
-            self.wait = None;
-        } else if self.wait.is_none() {
-            self.wait = Some(Wait::default());
-            self.step.reset();
-        }
-        self.wait.is_some()
-    }
-
-    fn are_missing(&self, shared: &Shared) -> bool {
-        self.heard < shared.orders.load(Ordering::Relaxed)
-    }
-
-    /// After another step.
-    fn are_overdue(&mut self, shared: &Shared, was_stopped: bool) -> bool {
-        let is_missing = self.are_missing(shared);
-        let wait = self.wait.get_or_insert_default();
-        wait.unanswered = if is_missing { wait.unanswered + 1 } else { 0 };
-        wait.stopped = if was_stopped { wait.stopped + 1 } else { 0 };
-        wait.unanswered.max(wait.stopped) >= ANSWER_STEPS
     }
 }
 

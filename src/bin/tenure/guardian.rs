@@ -15,6 +15,7 @@ mod timer;
 
 use std::{
     ffi::OsString,
+    fs,
     io::{self, Read as _, Write as _},
     os::unix::{net::UnixStream, process::CommandExt as _},
     process::ExitCode,
@@ -36,7 +37,7 @@ use tenure::{
 
 use crate::{
     inherited, launch,
-    wire::{Group, Order, Report, Setup, Trust},
+    wire::{Deadlines, Group, Order, Report, Setup},
 };
 
 use asking::Asking;
@@ -53,7 +54,11 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         eprintln!("tenure: the guardian is started by `tenure run` only");
         return ExitCode::from(64);
     };
-    match Guardian::start(control.try_clone(), setup, args.collect()) {
+    let program = args.collect();
+    inherited::hide_arguments();
+    // In the short form of `ps`.
+    let _ = fs::write("/proc/self/comm", "tenure-guardian");
+    match Guardian::start(control.try_clone(), setup, program) {
         Ok(guardian) => guardian.run(),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(0);
@@ -77,7 +82,7 @@ struct Guardian {
     is_program: bool,
     group: Group,
     tree: ProcessTree,
-    trust: Trust,
+    trust: Deadlines,
     is_overdue: bool,
     grace: Duration,
     /// CMD was told to end, and nobody else yet.

@@ -17,7 +17,7 @@ use std::{
     process::Command,
     ptr,
     str::FromStr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
 };
 
 use nix::{
@@ -69,14 +69,14 @@ pub(crate) fn take(number: &str) -> io::Result<UnixStream> {
 pub(crate) fn duplicate(number: u32) -> io::Result<File> {
     let fd = i32::try_from(number).map_err(io::Error::other)?;
     if !Path::new("/proc/self/fd").join(number.to_string()).exists() {
-        return Err(io::ErrorKind::NotFound.into());
+        return Err(io::Error::other("is not open"));
     }
     // SAFETY: it is open, and nothing closes it while it is borrowed: nothing else in this process owns it unless
     // it is closed on exec, and then it was opened before, for longer than this call.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let mode = fcntl_getfl(borrowed)? & OFlags::ACCMODE;
     if fcntl_getfd(borrowed)?.contains(FdFlags::CLOEXEC) || mode == OFlags::RDONLY {
-        return Err(io::Error::other("no such descriptor was left open for writing"));
+        return Err(io::Error::other("was not left open for writing"));
     }
     Ok(fcntl_dupfd_cloexec(borrowed, 3)?.into())
 }
@@ -112,11 +112,37 @@ pub(crate) struct Dispositions {
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 #[used]
-// SAFETY: the C library calls what stands in this section before `main`, with arguments that need not be taken.
+// SAFETY: the C library calls what stands in this section before `main`, with the arguments of `main`.
 #[unsafe(link_section = ".init_array")]
-static BEFORE_MAIN: extern "C" fn() = look_at_sigpipe;
+static BEFORE_MAIN: extern "C" fn(i32, *const *mut libc::c_char) = look_at_the_start;
 
-extern "C" fn look_at_sigpipe() {
+/// Where the arguments stand, and how many there are.
+static ARGUMENTS: AtomicPtr<*mut libc::c_char> = AtomicPtr::new(ptr::null_mut());
+static ARGUMENT_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn look_at_the_start(count: i32, arguments: *const *mut libc::c_char) {
+    ARGUMENT_COUNT.store(count.try_into().unwrap_or(0), Ordering::Relaxed);
+    ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
+    look_at_sigpipe();
+}
+
+/// Lets others see the name that this process was started by, without its arguments. They must have been taken.
+pub(crate) fn hide_arguments() {
+    let (arguments, count) = (ARGUMENTS.load(Ordering::Relaxed), ARGUMENT_COUNT.load(Ordering::Relaxed));
+    if arguments.is_null() {
+        return;
+    }
+    for index in 1..count {
+        // SAFETY: the C library passes `count` strings, which belong to this process, may be written and last as long as
+        // it. Nothing reads them at the same time: the standard library makes copies, and they have been made.
+        unsafe {
+            let argument = *arguments.add(index);
+            ptr::write_bytes(argument, 0, libc::strlen(argument));
+        }
+    }
+}
+
+fn look_at_sigpipe() {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: only the present action is asked for, and written to a place of its type, for which zeros are valid.
     let (result, action) =

@@ -5,13 +5,13 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::{
-    cli::{Global, List},
+    cli::{Global, ListArgs},
     database::Database,
     exit::Failure,
     show,
 };
 
-pub(crate) async fn list(global: &Global, args: &List) -> Result<u8, Failure> {
+pub(crate) async fn list(global: &Global, args: &ListArgs) -> Result<u8, Failure> {
     let database = Database::of(global)?;
     let sessions = match database.looking()? {
         Some(builder) => {

@@ -4,7 +4,6 @@
 //! `program`, which is CMD under its guardian (`guardian`, started as a process of its own by `guarded`, over the words
 //! of `wire`), the terminal, the signals, the events it tells, and its `outcome`.
 
-mod caller;
 mod cli;
 mod database;
 mod doctor;
@@ -21,7 +20,9 @@ mod inherited;
 mod launch;
 mod lines;
 mod list;
+mod manual;
 mod migrate;
+mod mistakes;
 #[cfg(target_os = "linux")]
 mod outcome;
 #[cfg(unix)]
@@ -31,6 +32,8 @@ mod program;
 #[cfg(target_os = "linux")]
 mod run;
 mod show;
+#[cfg(unix)]
+mod side;
 #[cfg(target_os = "linux")]
 mod signals;
 mod status;
@@ -64,6 +67,8 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
+            let args: Vec<_> = std::env::args_os().skip(1).collect();
+            let error = mistakes::advise(error, &args);
             answer(&error);
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
@@ -81,11 +86,12 @@ fn main() -> ExitCode {
 }
 
 fn obey(cli: &Cli) -> Result<Exit, Failure> {
-    check_limits(&cli.command)?;
+    // Before the limits are tried with threads of their own.
     #[cfg(target_os = "linux")]
     let inheritance = matches!(cli.command, Command::Run(_)).then(signals::Inheritance::take).transpose();
     #[cfg(target_os = "linux")]
     let inheritance = inheritance.map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    check_limits(&cli.command)?;
     let log = log_to_stderr(&cli.global)?;
     let result = runtime()?.block_on(async {
         #[cfg(target_os = "linux")]
@@ -122,10 +128,12 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
         Command::Watch(args) => watch::watch(global, args).await,
         Command::List(args) => list::list(global, args).await,
         #[cfg(unix)]
-        Command::Phase(args) => phase::phase(args),
+        Command::Phase(args) => phase::phase(global, args),
         Command::Migrate(args) => migrate::migrate(global, args).await,
         Command::Sweep => migrate::sweep(global).await,
         Command::Doctor(args) => doctor::doctor(global, args).await,
+        Command::Completions(args) => manual::completions(args),
+        Command::Man(args) => manual::page(args),
     }
 }
 
@@ -144,8 +152,9 @@ fn in_another_role() -> Option<ExitCode> {
 /// What the command, its supervisor and what it starts take together. Met later, a limit could be met under a lease.
 fn check_limits(command: &Command) -> Result<(), Failure> {
     let need = match command {
-        #[cfg(unix)]
-        Command::Phase(_) => Need { descriptors: 10, threads: 2, memory: 4 << 20 },
+        Command::Phase(_) | Command::Completions(_) | Command::Man(_) => {
+            Need { descriptors: 10, threads: 2, memory: 4 << 20 }
+        }
         _ => Need { descriptors: 40, threads: 12, memory: 48 << 20 },
     };
     need.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
@@ -186,7 +195,9 @@ fn log_to_stderr(global: &Global) -> Result<Lines, Failure> {
         _ => LevelFilter::TRACE,
     };
     let lines = Lines::to(Box::new(io::stderr())).map_err(|error| Failure::new(UNAVAILABLE, error))?;
-    let colours = io::stderr().is_terminal();
+    // https://no-color.org
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = io::stderr().is_terminal() && !is_plain;
     tracing_subscriber::fmt().with_max_level(level).with_ansi(colours).with_writer(lines.clone()).init();
     Ok(lines)
 }

@@ -7,13 +7,13 @@ use tenure::store;
 use tokio::time::timeout;
 
 use crate::{
-    cli::{Global, Migrate},
+    cli::{Global, MigrateArgs},
     database::Database,
     exit::{Failure, UNAVAILABLE},
     show,
 };
 
-pub(crate) async fn migrate(global: &Global, args: &Migrate) -> Result<u8, Failure> {
+pub(crate) async fn migrate(global: &Global, args: &MigrateArgs) -> Result<u8, Failure> {
     let database = Database::of(global)?;
     let store = store::open(database.url())?;
     if args.print {

@@ -21,7 +21,7 @@ pub(crate) enum ProgramEnd {
 
 /// All by which a run is judged.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Outcome<'a> {
+pub(crate) struct RunOutcome<'a> {
     /// The first reason, as the supervisor knows it.
     pub(crate) reason: &'a EndReason,
     pub(crate) program: ProgramEnd,
@@ -32,7 +32,7 @@ pub(crate) struct Outcome<'a> {
     pub(crate) is_guardian_lost: bool,
 }
 
-impl Outcome<'_> {
+impl RunOutcome<'_> {
     pub(crate) fn exit(&self) -> Exit {
         match self.reason {
             EndReason::Completed if self.is_overdue => Exit::Code(LOST),
@@ -100,7 +100,7 @@ pub(crate) fn word(reason: &EndReason, signaled: Option<i32>) -> &'static str {
 
 /// Whether a run ended because this command was told to by this signal.
 pub(crate) fn is_by_signal(reason: &EndReason, number: i32) -> bool {
-    matches!(reason, EndReason::Stopped { by: None, why: Some(why) } if *why == signals::name(number))
+    matches!(reason, EndReason::Stopped { by: None, reason: Some(reason) } if *reason == signals::name(number))
 }
 
 #[cfg(test)]
@@ -113,11 +113,11 @@ mod tests {
     use super::{ProgramEnd::*, *};
 
     fn exit(reason: &EndReason, program: ProgramEnd, signaled: Option<i32>) -> Exit {
-        Outcome { reason, program, signaled, is_overdue: false, is_guardian_lost: false }.exit()
+        RunOutcome { reason, program, signaled, is_overdue: false, is_guardian_lost: false }.exit()
     }
 
     fn told(number: i32) -> EndReason {
-        EndReason::Stopped { by: None, why: Some(signals::name(number)) }
+        EndReason::Stopped { by: None, reason: Some(signals::name(number)) }
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
             ] {
                 assert_eq!(exit(&told(number), program, Some(number)), expected, "{number} {program:?}");
             }
-            let outcome = Outcome {
+            let outcome = RunOutcome {
                 reason: &told(number),
                 program: Unknown,
                 signaled: Some(number),
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn other_reasons_have_codes_of_their_own_however_cmd_ended() {
-        let stopped = EndReason::Stopped { by: Some("ann".into()), why: None };
+        let stopped = EndReason::Stopped { by: Some("ann".into()), reason: None };
         let timed_out = EndReason::TimedOut { limit: Limit::MaxDuration(Duration::ZERO) };
         for (reason, code) in [
             (&stopped, 77),
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_loss_that_only_the_guardian_has_seen_is_a_loss() {
-        let mut outcome = Outcome {
+        let mut outcome = RunOutcome {
             reason: &EndReason::Completed,
             program: Signaled(SIGKILL),
             signaled: None,

@@ -1,5 +1,7 @@
 //! CMD under its guardian, and all that happens to both while the session is held.
 
+mod answering;
+
 use std::{
     ffi::OsString,
     path::PathBuf,
@@ -18,19 +20,20 @@ use tokio::task::JoinSet;
 
 use crate::{
     cli::{self, Global},
+    database::Database,
     events::{Event, Events, Why, request},
     exit::{Failure, UNAVAILABLE},
-    guarded::{self, Guarded, Plan, Reports},
+    guarded::{self, GuardPlan, Guarded, Reports},
     inherited::Dispositions,
     outcome::{ProgramEnd, is_by_signal, word},
-    phase::{self, PhaseSocket},
-    signals::{self, Received, Signals},
-    terminal::{self, Terminal},
-    wire::{Group, Report, Setup, ToldBy, Trust},
+    side::{
+        self,
+        socket::{self, SideSocket},
+    },
+    signals::{Received, Signals},
+    terminal::Terminal,
+    wire::{Deadlines, Group, Report, Setup, ToldBy},
 };
-
-/// The same signal again, this long after the first, asks for an end without grace.
-const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
 
 /// How often to see whether a shell has given this process the terminal, which it does without a signal when the
 /// job was already running (`fg` after `&`).
@@ -39,9 +42,10 @@ const LOOK_AT_TERMINAL: Duration = Duration::from_millis(300);
 /// How a run was begun.
 #[derive(Clone, Copy)]
 pub(crate) struct Begun<'a> {
-    pub(crate) args: &'a cli::Run,
+    pub(crate) args: &'a cli::RunArgs,
     pub(crate) global: &'a Global,
     pub(crate) events: &'a Events,
+    pub(crate) database: &'a Database,
     pub(crate) timing: Timing,
 }
 
@@ -91,7 +95,7 @@ impl<'a> Program<'a> {
         begun: Begun<'a>,
         dispositions: Dispositions,
         until: BootInstant,
-        socket: &PhaseSocket,
+        socket: &SideSocket,
     ) -> Result<Self, Failure> {
         let terminal = Terminal::open();
         let group = terminal.as_ref().map_or(Group::Own, Terminal::group_for_program);
@@ -103,8 +107,9 @@ impl<'a> Program<'a> {
             dispositions,
             leave: begun.args.leave.clone(),
         };
-        let plan = Plan {
+        let plan = GuardPlan {
             binary: PathBuf::from("/proc/self/exe"),
+            title: format!("tenure: guardian of {}", printable(run.key().session())),
             setup,
             program: begun.args.program.clone(),
             environment: environment(run, socket),
@@ -139,11 +144,11 @@ impl<'a> Program<'a> {
         signals: &mut Signals,
         news: &mut (impl Stream<Item = RunEvent> + Unpin),
         trust: &mut (impl Stream<Item = BootInstant> + Unpin),
-        socket: &PhaseSocket,
+        socket: &mut SideSocket,
     ) {
         let mut cancelled = pin!(self.run.cancelled());
         let mut overtaken = pin!(self.run.overtaken());
-        let mut phases = JoinSet::new();
+        let mut requests = JoinSet::new();
         let (mut trusted, mut told, mut is_cancelled) = (true, true, false);
         let mut look = tokio::time::interval(LOOK_AT_TERMINAL);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -156,7 +161,10 @@ impl<'a> Program<'a> {
                     self.stop(&reason);
                 }
                 until = trust.next(), if trusted => match until {
-                    Some(until) => self.trust(until),
+                    Some(until) => {
+                        self.trust(until);
+                        socket.restore();
+                    }
                     None => trusted = false,
                 },
                 report = self.reports.next() => match report {
@@ -169,11 +177,10 @@ impl<'a> Program<'a> {
                     None => told = false,
                 },
                 stream = socket.accept() => {
-                    let context = self.run.context();
-                    let set = move |text: &str| context.set_phase(text).map_err(|error| error.to_string());
-                    phases.spawn(phase::hear(stream, set));
+                    let database = self.begun.database.absolute_url();
+                    requests.spawn(socket::hear(stream, self.run.context(), database));
                 }
-                Some(_) = phases.join_next() => {}
+                Some(_) = requests.join_next() => {}
                 _ = look.tick(), if self.terminal.is_some() => {
                     if !self.is_stopping {
                         self.lend_terminal();
@@ -299,96 +306,10 @@ impl<'a> Program<'a> {
         self.begun.events.tell(&Event::Note(text));
     }
 
-    /// This command stops as CMD has, and on `fg` CMD goes on only if the lease is still held.
-    fn follow_into_stop(&mut self) {
-        // Without a terminal, whoever stopped CMD alone will continue it.
-        let is_told = std::mem::take(&mut self.is_to_suspend);
-        // Who stopped CMD in a shared group has stopped all of it, or meant CMD alone.
-        if self.is_stopping || self.group != Group::Own || !(is_told || self.terminal.is_some()) {
-            return;
-        }
-        self.tell_suspended();
-        match &mut self.terminal {
-            Some(terminal) => terminal.follow_stop(),
-            None => terminal::suspend_alone(),
-        }
-        self.resume();
-    }
-
-    fn tell_suspended(&self) {
-        self.begun.events.tell(&Event::Suspended { trusted_for: self.run.trusted_for() });
-        self.begun.events.flush();
-    }
-
-    /// Goes on after a stop; CMD does only if the lease is still held.
-    fn resume(&mut self) {
-        if self.run.is_held() && !self.is_stopping {
-            self.lend_terminal();
-            let _ = self.guarded.signal_group(libc::SIGCONT);
-        }
-    }
-
     fn lend_terminal(&mut self) {
         let (Some(terminal), Some(pid)) = (&mut self.terminal, self.pid) else { return };
         if let Err(error) = terminal.lend(self.group, pid) {
             tracing::warn!(%error, "the terminal cannot be given to CMD");
-        }
-    }
-
-    fn on_signal(&mut self, received: Received) {
-        let number = received.number;
-        // The kernel means all in the foreground of a terminal.
-        let has_reached_cmd = received.sender.is_none() && self.group != Group::Own;
-        if number == libc::SIGCONT {
-            self.resume();
-        } else if signals::is_stop(number) {
-            self.on_stop_signal(number, has_reached_cmd);
-        } else if signals::is_end(number) && !self.is_cmds_to_answer(number, has_reached_cmd) {
-            self.on_end_signal(received);
-        } else if !has_reached_cmd {
-            let _ = match number {
-                libc::SIGWINCH => self.guarded.signal_group(number),
-                _ => self.guarded.signal(number),
-            };
-        }
-    }
-
-    /// Where Ctrl-C has reached CMD as well, and where CMD has another use for SIGHUP, such as to read its
-    /// configuration again, or none.
-    fn is_cmds_to_answer(&self, number: i32, has_reached_cmd: bool) -> bool {
-        match number {
-            libc::SIGHUP => self.pid.is_some_and(|pid| signals::survives(pid, number)),
-            _ => has_reached_cmd && signals::is_from_keyboard(number),
-        }
-    }
-
-    /// Stops CMD, and then this command.
-    fn on_stop_signal(&mut self, number: i32, has_reached_cmd: bool) {
-        if !has_reached_cmd {
-            let _ = self.guarded.signal_group(number);
-        }
-        match self.group {
-            Group::Own => self.is_to_suspend = true,
-            Group::Shared(_) => {
-                self.tell_suspended();
-                terminal::suspend_alone();
-            }
-        }
-    }
-
-    fn on_end_signal(&mut self, received: Received) {
-        let number = received.number;
-        let Some(first) = self.signaled else {
-            self.signaled = Some(received);
-            self.signaled_at = Instant::now();
-            return self.run.stop(signals::name(number));
-        };
-        // Told twice, from the keyboard or by somebody who has waited: no more patience. A service manager that sends
-        // SIGTERM and SIGHUP together means one end.
-        let is_pressing = signals::is_from_keyboard(first.number) || signals::is_from_keyboard(number);
-        let is_repeated = first.number == number && self.signaled_at.elapsed() > IMPATIENT_AFTER;
-        if is_pressing || is_repeated {
-            let _ = self.guarded.stop(Duration::ZERO, ToldBy::Sigterm);
         }
     }
 
@@ -441,18 +362,19 @@ pub(crate) fn why(reason: &EndReason, signaled: Option<i32>) -> Why<'_> {
 }
 
 /// `kill_at` is what assumption A4 leaves the work after a loss.
-fn deadlines(until: BootInstant, margin: Duration) -> Trust {
-    Trust { until, kill_at: until + margin / 2 }
+fn deadlines(until: BootInstant, margin: Duration) -> Deadlines {
+    Deadlines { until, kill_at: until + margin / 2 }
 }
 
-fn environment(run: &Run, socket: &PhaseSocket) -> Vec<(OsString, Option<OsString>)> {
+fn environment(run: &Run, socket: &SideSocket) -> Vec<(OsString, Option<OsString>)> {
     let set = |name: &str, value: OsString| (OsString::from(name), Some(value));
     vec![
         set("TENURE_ACCOUNT", run.key().account().into()),
         set("TENURE_SESSION", run.key().session().into()),
-        set("TENURE_RUN_ID", run.run_id().to_string().into()),
+        set(side::RUN_ID, run.run_id().to_string().into()),
         set("TENURE_FENCE", run.fence().to_string().into()),
-        set(phase::SOCKET, socket.path().into()),
+        // Never that of a run around this one.
+        (side::SOCKET.into(), socket.path().map(Into::into)),
         // It may hold a password, and is no business of CMD's.
         ("TENURE_DATABASE_URL".into(), None),
     ]

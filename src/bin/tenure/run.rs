@@ -7,20 +7,19 @@
 use std::{ffi::OsString, future::Future, pin::pin, time::Duration};
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use tenure::{AcquireError, EndReason, LeaseSupervisor, Run, RunEvent, SessionKey, printable};
+use tenure::{AcquireError, EndReason, Label, LeaseSupervisor, Run, RunEvent, SessionKey, printable};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    caller::user_at_host,
     cli::{self, Global},
     database::Database,
     events::{Event, Events, Why},
     exit::{Exit, Failure, UNAVAILABLE, USAGE},
-    inherited,
-    outcome::{Outcome, ProgramEnd},
-    phase::PhaseSocket,
+    inherited, mistakes,
+    outcome::{ProgramEnd, RunOutcome},
     program::{self, Begun, Program, Watched},
     show,
+    side::socket::SideSocket,
     signals::{Inheritance, Signals},
 };
 
@@ -31,15 +30,19 @@ const SAY_AFTER: Duration = Duration::from_secs(1);
 /// How long closing the connections may take, when all else is done.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-pub(crate) async fn run(global: &Global, args: &cli::Run, inheritance: Inheritance) -> Result<Exit, Failure> {
+pub(crate) async fn run(
+    global: &Global,
+    args: &cli::RunArgs,
+    inheritance: Inheritance,
+) -> Result<Exit, Failure> {
     let key = args.session.key()?;
     check_program(&args.program)?;
     check_proc()?;
-    let events = Events::open(args.events.as_deref(), global.json, global.quiet, key.clone())
-        .map_err(|error| Failure::new(USAGE, format!("events cannot be written there: {error}")))?;
+    let events = Events::open(args.events(), global.json, global.quiet, key.clone())
+        .map_err(|error| Failure::new(USAGE, format!("--events: {error}")))?;
     let exit = hold(global, args, &key, &events, inheritance).await.unwrap_or_else(|failure| {
         events.tell(&Event::Failed(&failure));
-        if args.events.is_some() {
+        if args.events().is_some() {
             show::complain(&failure);
         }
         Exit::Code(failure.code)
@@ -61,14 +64,15 @@ fn check_program(program: &[OsString]) -> Result<(), Failure> {
 
 async fn hold(
     global: &Global,
-    args: &cli::Run,
+    args: &cli::RunArgs,
     key: &SessionKey,
     events: &Events,
     inheritance: Inheritance,
 ) -> Result<Exit, Failure> {
-    let label = args.holder.clone().unwrap_or_else(user_at_host);
+    let label = args.holder.clone().unwrap_or_else(|| Label::user_at_host().into());
     let mut signals = Signals::listen(&inheritance).map_err(|error| Failure::new(UNAVAILABLE, error))?;
-    let builder = Database::of(global)?.writing()?.connect_timeout(global.connect_timeout);
+    let database = Database::of(global)?;
+    let builder = database.writing()?.connect_timeout(global.connect_timeout);
     let starting = builder.ttl(args.ttl).stop_grace(args.stop_grace).holder_label(&label).start();
     let supervisor = tokio::select! {
         started = starting => started?,
@@ -98,8 +102,9 @@ async fn hold(
             return Ok(Exit::Code(args.busy_code));
         }
     };
-    events.tell(&Event::Acquired { run: &run, holder: &label, ttl: args.ttl });
-    let begun = Begun { args, global, events, timing: supervisor.timing() };
+    let location = database.location()?;
+    events.tell(&Event::Acquired { run: &run, holder: &label, ttl: args.ttl, database: &location });
+    let begun = Begun { args, global, events, database: &database, timing: supervisor.timing() };
     let exit = work(run, begun, inheritance, &mut signals, &mut news).await;
     let _ = timeout(GOODBYE, supervisor.shutdown(Duration::ZERO)).await;
     Ok(exit)
@@ -153,14 +158,11 @@ async fn work(
     signals: &mut Signals,
     news: &mut (impl Stream<Item = RunEvent> + Unpin),
 ) -> Exit {
-    let socket = match PhaseSocket::open(&run) {
-        Ok(socket) => socket,
-        Err(error) => {
-            let sentence = format!("no socket for `tenure phase` can be made: {error}");
-            let failure = Failure::new(UNAVAILABLE, sentence);
-            return not_begun(run, signals, begun.events, Some(failure)).await;
-        }
-    };
+    let (mut socket, error) = SideSocket::open(&run);
+    if let Some(error) = error {
+        let note = "CMD runs without the socket through which `tenure` inside it speaks to this run";
+        begun.events.tell(&Event::Note(&format!("{note} (`tenure phase`; its database): {error}")));
+    }
     let mut trust = run.trust();
     let Some(until) = trust.next().await else { return not_begun(run, signals, begun.events, None).await };
     let mut program = match Program::start(&run, begun, inheritance.dispositions, until, &socket) {
@@ -168,7 +170,7 @@ async fn work(
         Err(failure) => return not_begun(run, signals, begun.events, Some(failure)).await,
     };
     let_go(inheritance, &begun);
-    program.watch(signals, news, &mut trust, &socket).await;
+    program.watch(signals, news, &mut trust, &mut socket).await;
     let watched = program.finish();
     // The tree is gone: the work has ended, and only now the session is given back (invariant I6).
     let (reason, released) = release(run, signals, begun.events).await;
@@ -192,7 +194,7 @@ async fn not_begun(run: Run, signals: &mut Signals, events: &Events, failure: Op
     let (word, exit) = match (&reason, &failure) {
         (EndReason::Completed, Some(failure)) => ("failed", Exit::Code(failure.code)),
         (reason, _) => {
-            let outcome = Outcome {
+            let outcome = RunOutcome {
                 reason,
                 program: ProgramEnd::Unknown,
                 signaled: None,
@@ -212,7 +214,7 @@ async fn not_begun(run: Run, signals: &mut Signals, events: &Events, failure: Op
 fn let_go(inheritance: Inheritance, begun: &Begun<'_>) {
     inheritance.let_go();
     let mut result = inherited::let_go_of_input_and_output();
-    if begun.args.events.is_some() && begun.global.verbose == 0 {
+    if begun.args.events().is_some() && begun.global.verbose == 0 {
         result = result.and_then(|()| inherited::let_go_of_errors());
     }
     if let Err(error) = result {
@@ -223,7 +225,7 @@ fn let_go(inheritance: Inheritance, begun: &Begun<'_>) {
 /// Tells how it ended, and answers by what.
 fn conclude(begun: &Begun<'_>, watched: &Watched, reason: &EndReason, released: bool) -> Exit {
     let events = begun.events;
-    let outcome = Outcome {
+    let outcome = RunOutcome {
         reason,
         program: watched.end,
         signaled: watched.signaled,
@@ -238,7 +240,8 @@ fn conclude(begun: &Begun<'_>, watched: &Watched, reason: &EndReason, released: 
     if let (ProgramEnd::CannotStart(errno), EndReason::Completed) = (watched.end, reason) {
         let error = std::io::Error::from_raw_os_error(errno);
         let name = begun.args.program.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let sentence = format!("{} cannot be started: {error}", printable(&name));
+        let remedy = mistakes::remedy(&name, errno).map(|remedy| format!("; {remedy}")).unwrap_or_default();
+        let sentence = format!("{} cannot be started: {error}{remedy}", printable(&name));
         events.tell(&Event::Failed(&Failure::new(exit.code(), sentence)));
     }
     if !released && *reason == EndReason::Completed {

@@ -5,13 +5,13 @@ use std::time::Duration;
 use tenure::SessionStatus;
 
 use crate::{
-    cli::{Global, Status},
+    cli::{Global, StatusArgs},
     database::Database,
     exit::{Failure, NOT_HELD},
     show,
 };
 
-pub(crate) async fn status(global: &Global, args: &Status) -> Result<u8, Failure> {
+pub(crate) async fn status(global: &Global, args: &StatusArgs) -> Result<u8, Failure> {
     let (database, key) = (Database::of(global)?, args.session.key()?);
     let status = match database.looking()? {
         Some(builder) => {

@@ -3,24 +3,23 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure::{Asked, LeaseSupervisor, SessionStatus, StopAnswer};
+use tenure::{Asked, Label, LeaseSupervisor, SessionStatus, StopAnswer};
 use tokio::time::timeout;
 
 use crate::{
-    caller::user_at_host,
-    cli::{Global, Stop},
+    cli::{Global, StopArgs},
     database::Database,
     exit::{BUSY, Failure, NOT_HELD},
     show,
 };
 
-pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
+pub(crate) async fn stop(global: &Global, args: &StopArgs) -> Result<u8, Failure> {
     let (database, key) = (Database::of(global)?, args.session.key()?);
     let Some(builder) = database.asking()? else {
         return nobody(global, args, &SessionStatus::idle(key), &database);
     };
     let supervisor = builder.connect_timeout(global.connect_timeout).start().await?;
-    let mut request = supervisor.stop(&key).by(user_at_host());
+    let mut request = supervisor.stop(&key).by(Label::user_at_host().as_str());
     if let Some(run_id) = args.run {
         request = request.run(run_id);
     }
@@ -36,7 +35,12 @@ pub(crate) async fn stop(global: &Global, args: &Stop) -> Result<u8, Failure> {
 }
 
 /// A run that was named may have ended, and another hold the session.
-fn nobody(global: &Global, args: &Stop, found: &SessionStatus, database: &Database) -> Result<u8, Failure> {
+fn nobody(
+    global: &Global,
+    args: &StopArgs,
+    found: &SessionStatus,
+    database: &Database,
+) -> Result<u8, Failure> {
     if global.json {
         show::print(format_args!("{}\n", show::session_json(found)))?;
     } else if let Some(run_id) = args.run.filter(|_| found.is_held()) {
@@ -49,7 +53,7 @@ fn nobody(global: &Global, args: &Stop, found: &SessionStatus, database: &Databa
 
 async fn wait(
     global: &Global,
-    args: &Stop,
+    args: &StopArgs,
     asked: &Asked,
     supervisor: &LeaseSupervisor,
 ) -> Result<u8, Failure> {

@@ -13,7 +13,7 @@ use tenure::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    cli::{Global, Watch},
+    cli::{Global, WatchArgs},
     database::Database,
     exit::Failure,
     show,
@@ -26,7 +26,7 @@ const SILENT_AFTER: Duration = Duration::from_secs(2);
 /// How often to see whether anybody reads (`tenure watch … | head -n 1`), when there is nothing to say.
 const LOOK_FOR_READER: Duration = Duration::from_secs(1);
 
-pub(crate) async fn watch(global: &Global, args: &Watch) -> Result<u8, Failure> {
+pub(crate) async fn watch(global: &Global, args: &WatchArgs) -> Result<u8, Failure> {
     let (database, key) = (Database::of(global)?, args.session.key()?);
     let Some(supervisor) = start(global, &key, &database).await? else { return Ok(0) };
     let (mut watching, mut is_wanted) = (supervisor.watch(&key), has_reader());

@@ -41,7 +41,7 @@ const LEAVE: &str = "leave=";
 
 /// Until when CMD may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Trust {
+pub(crate) struct Deadlines {
     /// From here on CMD is told to end.
     pub(crate) until: BootInstant,
     /// `until` and half the safety margin: here it is killed, and has as long again to be gone.
@@ -61,7 +61,7 @@ pub(crate) enum Group {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) run: RunId,
-    pub(crate) trust: Trust,
+    pub(crate) trust: Deadlines,
     /// For what CMD leaves behind, and for CMD when the command dies.
     pub(crate) grace: Duration,
     pub(crate) group: Group,
@@ -73,7 +73,7 @@ pub(crate) struct Setup {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    Trust(Trust),
+    Trust(Deadlines),
     Go,
     Stop { grace: Duration, told_by: ToldBy },
     Signal { number: i32, to_group: bool },
@@ -145,7 +145,7 @@ impl Setup {
         let mut next = || args.next().and_then(|arg| arg.into_string().ok()).ok_or(Garbled);
         let mut setup = Self {
             run: parse(&next()?)?,
-            trust: Trust { until: instant(&next()?)?, kill_at: instant(&next()?)? },
+            trust: Deadlines { until: instant(&next()?)?, kill_at: instant(&next()?)? },
             grace: Duration::from_millis(parse(&next()?)?),
             group: match next()?.as_str() {
                 "own" => Group::Own,
@@ -190,7 +190,7 @@ impl FromStr for Order {
         let words: Vec<_> = line.split(' ').collect();
         match words[..] {
             ["trust", until, kill_at] => {
-                Ok(Self::Trust(Trust { until: instant(until)?, kill_at: instant(kill_at)? }))
+                Ok(Self::Trust(Deadlines { until: instant(until)?, kill_at: instant(kill_at)? }))
             }
             ["go"] => Ok(Self::Go),
             ["stop", grace] => stop(grace, ToldBy::Sigterm),
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn every_line_reads_back() {
-        let trust = Trust { until: BootInstant::from_nanos(1), kill_at: BootInstant::from_nanos(2) };
+        let trust = Deadlines { until: BootInstant::from_nanos(1), kill_at: BootInstant::from_nanos(2) };
         let grace = Duration::from_millis(1_500);
         let signal = |to_group| Order::Signal { number: 40, to_group };
         for order in [Order::Trust(trust), Order::Go, signal(false), signal(true)] {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use super::{connect, doubt::Doubt, fault, schema, target::Target};
 use crate::{
     clock::{Clock as _, SystemClock},
-    diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
+    store::finding::{ClockSample, Clocks, ExaminationPlan, Finding, Latency},
     store::{Bounds, StoreError},
 };
 use visit::Visit;
@@ -21,7 +21,7 @@ mod trial;
 mod visit;
 
 /// All findings about the server that leases would be asked of, and one about each of the others.
-pub(super) async fn examine(target: &Target, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+pub(super) async fn examine(target: &Target, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
     let (mut visits, mut refusals) = (Vec::new(), Vec::new());
     for server in target.in_order() {
         match Visit::begin(server, plan).await {
@@ -126,7 +126,11 @@ async fn examine_rights(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> R
 }
 
 /// How long a round trip and a commit take, and how the clocks run.
-async fn measure(visit: &mut Visit<'_>, plan: Plan, findings: &mut Vec<Finding>) -> Option<Clocks> {
+async fn measure(
+    visit: &mut Visit<'_>,
+    plan: ExaminationPlan,
+    findings: &mut Vec<Finding>,
+) -> Option<Clocks> {
     let samples = watch_clocks(visit, plan.lasting).await.unwrap_or_else(|error| {
         findings.push(Finding::failure("round_trip", error));
         Vec::new()

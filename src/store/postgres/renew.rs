@@ -8,7 +8,7 @@ use super::{
     wording::Worded as _,
 };
 use crate::{
-    session::Phase,
+    session::RunPhase,
     store::{Renew, RenewOutcome, StoreError, untold},
 };
 
@@ -69,7 +69,7 @@ async fn extend(connection: &mut Connection, items: &[Renew]) -> Result<Vec<Rene
             Value::Numbers(items.iter().map(|item| millis(item.ttl)).collect()),
             Value::Numbers(items.iter().map(|item| millis(item.safety_margin)).collect()),
             Value::Texts(items.iter().map(|item| item.stage.as_str()).collect()),
-            Value::TextsOrNull(items.iter().map(|item| item.phase.as_ref().map(Phase::as_str)).collect()),
+            Value::TextsOrNull(items.iter().map(|item| item.phase.as_ref().map(RunPhase::as_str)).collect()),
         ],
     );
     let rows = connection.fetch(&statement).await?;

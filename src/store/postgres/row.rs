@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::connection::Connection;
 use crate::{
-    session::{FencingToken, Holder, Label, Phase, SessionKey, StopRequest},
+    session::{FencingToken, Holder, Label, RunPhase, SessionKey, StopRequest},
     store::{Grant, Renewed, StoreError},
 };
 
@@ -52,7 +52,7 @@ pub(super) fn holder(connection: &Connection, row: &PgRow) -> Result<Holder, Sto
         label: Label::new(connection.read::<&str>(row, "holder")?).map_err(unreadable(connection))?,
         fence: FencingToken::from(connection.read::<i64>(row, "fence")?),
         stage: connection.read::<&str>(row, "stage")?.parse().map_err(unreadable(connection))?,
-        phase: Phase::new(connection.read::<&str>(row, "phase")?).map_err(unreadable(connection))?,
+        phase: RunPhase::new(connection.read::<&str>(row, "phase")?).map_err(unreadable(connection))?,
         since: instant(connection, connection.read(row, "acquired_at")?)?,
         expires_at: instant(connection, connection.read(row, "expires_at")?)?,
         expires_in: length(connection.read(row, "remaining")?),

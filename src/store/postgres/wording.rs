@@ -4,7 +4,7 @@
 //! must not cost a lease (invariant I12).
 
 use crate::{
-    session::{Label, Phase, Reason, Requester},
+    session::{Label, Reason, Requester, RunPhase},
     store::{Acquire, Renew, StopRun},
 };
 
@@ -35,8 +35,8 @@ impl Worded for StopRun {
     }
 }
 
-fn phase(phase: &Phase) -> Phase {
-    Phase::new(ascii(phase.as_str(), 64)).unwrap_or_default()
+fn phase(phase: &RunPhase) -> RunPhase {
+    RunPhase::new(ascii(phase.as_str(), 64)).unwrap_or_default()
 }
 
 /// At most `limit` bytes long. What does not fit is cut off, and three dots stand for it.

@@ -251,7 +251,7 @@ pub(super) fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConn
 mod tests {
     use super::*;
     use crate::{
-        session::{Label, NodeId, Phase, RunId},
+        session::{Label, NodeId, RunId, RunPhase},
         store::SWEEP_AFTER,
     };
 
@@ -270,7 +270,7 @@ mod tests {
             run_id: RunId::random(),
             node: NodeId::random(),
             label: Label::new("x".repeat(255)).unwrap(),
-            phase: Phase::default(),
+            phase: RunPhase::default(),
             ttl: Duration::from_secs(30),
         };
         (0..count).map(item).collect()

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     clock::{Clock as _, SystemClock},
-    diagnosis::{ClockSample, Clocks, Finding, Latency, Plan},
+    store::finding::{ClockSample, Clocks, ExaminationPlan, Finding, Latency},
     store::schema::{Applied, Unfit},
 };
 
@@ -22,7 +22,7 @@ mod place;
 mod trial;
 
 /// It creates nothing: a file that is not there is a finding, and so is what cannot be looked at.
-pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
+pub(super) async fn examine(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !file.path().exists() {
         #[cfg(unix)]
@@ -64,7 +64,7 @@ pub(super) async fn examine(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
 async fn examine_use(
     sqlite: &mut SqliteConnection,
     file: &DatabaseFile,
-    plan: Plan,
+    plan: ExaminationPlan,
     has_schema: bool,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -104,7 +104,7 @@ async fn examine_writes(sqlite: &mut SqliteConnection, file: &DatabaseFile) -> V
 }
 
 /// What the first run would meet where there is no file yet.
-async fn examine_absence(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
+async fn examine_absence(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<Finding> {
     if file.access() != Access::Create {
         return vec![Finding::failure("file", file.cannot_open())];
     }
@@ -119,7 +119,7 @@ async fn examine_absence(file: &DatabaseFile, plan: Plan) -> Vec<Finding> {
 async fn examine_room_for_schema(
     sqlite: &mut SqliteConnection,
     file: &DatabaseFile,
-    plan: Plan,
+    plan: ExaminationPlan,
 ) -> Vec<Finding> {
     let locked = sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(sqlite).await;
     match locked.map_err(Failure::from) {

@@ -9,7 +9,7 @@ use std::{
 use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::failure::Failure;
-use crate::session::{Holder, Label, Phase, StopRequest};
+use crate::session::{Holder, Label, RunPhase, StopRequest};
 
 pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
     Ok(Holder {
@@ -18,7 +18,7 @@ pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
         label: Label::new(row.try_get::<&str, _>("holder")?).map_err(|error| unreadable("holder", error))?,
         fence: row.try_get::<i64, _>("fence")?.into(),
         stage: parsed(row, "stage")?,
-        phase: Phase::new(row.try_get::<&str, _>("phase")?).map_err(|error| unreadable("phase", error))?,
+        phase: RunPhase::new(row.try_get::<&str, _>("phase")?).map_err(|error| unreadable("phase", error))?,
         since: instant(row, "acquired_at")?,
         expires_at: instant(row, "expires_at")?,
         expires_in: remaining(row)?,

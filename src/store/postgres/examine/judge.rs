@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 use super::visit::Visit;
 use crate::{
     config::{Settings, Timing},
-    diagnosis::{Clocks, Finding, millis},
+    store::finding::{Clocks, Finding, millis},
     store::{
         StoreError,
         postgres::{connect, doubt::Doubt, server::Server, target::Target},

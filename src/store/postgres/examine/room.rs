@@ -3,7 +3,7 @@
 use sqlx::postgres::PgRow;
 
 use super::visit::Visit;
-use crate::{diagnosis::Finding, store::StoreError};
+use crate::store::{StoreError, finding::Finding};
 
 /// How many connections one `tenure run` takes while nothing is wrong, and how many a supervisor of the library with its
 /// defaults.

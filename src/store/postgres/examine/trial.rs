@@ -2,7 +2,7 @@
 
 use super::visit::Visit;
 use crate::{
-    diagnosis::Finding,
+    store::finding::Finding,
     store::{StoreError, postgres::swallow},
 };
 

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Decode, Executor as _, PgConnection, Postgres, Row as 
 use tokio::time::timeout;
 
 use crate::{
-    diagnosis::Plan,
+    store::finding::ExaminationPlan,
     store::{
         Bounds, StoreError,
         postgres::{connect, doubt::Doubt, fault, schema, server::Server},
@@ -35,7 +35,7 @@ pub(super) struct Visit<'a> {
 
 impl<'a> Visit<'a> {
     /// Asks the server at once what it is.
-    pub(super) async fn begin(server: &'a Server, plan: Plan) -> Result<Self, StoreError> {
+    pub(super) async fn begin(server: &'a Server, plan: ExaminationPlan) -> Result<Self, StoreError> {
         let mut visit = Self::of(server, None, plan.patience);
         let row = visit.row(include_str!("server.sql")).await?;
         visit.version = visit.read(&row, "version")?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::diagnosis::Finding;
+use crate::store::finding::Finding;
 
 /// Findings about the file system of this path, or of the nearest directory above it that is there.
 pub(super) fn around(path: &Path) -> Vec<Finding> {
@@ -80,7 +80,7 @@ pub(super) fn of_the_file(file: &Path) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnosis::Verdict;
+    use crate::store::finding::Verdict;
 
     #[cfg(target_os = "linux")]
     #[test]

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::{journal_mode, measure_commits};
 use crate::{
-    diagnosis::{Finding, Plan},
+    store::finding::{ExaminationPlan, Finding},
     store::{
         StoreError,
         sqlite::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Creates a database beside the file, in a directory that is removed afterwards, and sets it up as a run would.
-pub(super) async fn beside(file: &DatabaseFile, plan: Plan) -> Result<Vec<Finding>, StoreError> {
+pub(super) async fn beside(file: &DatabaseFile, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
     let place = place(file, plan.makes_directory)?;
     let directory = directory_in(&place, file)?;
     let trial = DatabaseFile::new(directory.path().join("tenure.db"), Access::Create);

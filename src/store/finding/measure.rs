@@ -178,7 +178,7 @@ fn as_millis(duration: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{clock::BootInstant, diagnosis::Verdict};
+    use crate::{clock::BootInstant, store::finding::Verdict};
 
     const MILLI: u64 = 1_000_000;
 

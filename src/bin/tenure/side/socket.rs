@@ -1,0 +1,185 @@
+//! The run's end of the side channel.
+//!
+//! The directory is locked as long as its run lives. So the next run can tell what a killed one has left, and removes
+//! it; and those that clean up temporary directories by age leave it alone.
+
+use std::{
+    env,
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::{fs::OFlags, process::geteuid};
+use tenure::RunContext;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
+
+use super::{Answer, LONGEST_REQUEST, PATIENCE, Request};
+
+/// How long a new phase may take to be seen by others, before whoever has set it is told that it was not yet.
+const SHOWN_WITHIN: Duration = Duration::from_secs(3);
+/// Before the run's id.
+const PREFIX: &str = "tenure-";
+const NAME: &str = "socket";
+
+/// The socket of one run, or nothing where none can be made. Dropping it removes it.
+pub(crate) struct SideSocket {
+    directory: Option<PathBuf>,
+    /// `None` too while it cannot be made again.
+    place: Option<Place>,
+}
+
+struct Place {
+    listener: UnixListener,
+    /// The socket's file.
+    inode: u64,
+    /// Locked as long as it is open.
+    _lock: File,
+}
+
+impl SideSocket {
+    /// Needs a tokio runtime. The error says why there is none.
+    pub(crate) fn open(run: &tenure::Run) -> (Self, Option<io::Error>) {
+        let name = format!("{PREFIX}{}", run.run_id().as_uuid().simple());
+        // The first may be another user's after `su`, be missing in a job of a scheduler, or be too long a path.
+        let parents = [env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), Some(env::temp_dir())];
+        let mut why = None;
+        for parent in parents.into_iter().flatten() {
+            sweep(&parent);
+            // Another run that sweeps may take the new one for an old one, once.
+            let directory = parent.join(&name);
+            match Place::make(&directory).or_else(|_| Place::make(&directory)) {
+                Ok(place) => return (Self { directory: Some(directory), place: Some(place) }, None),
+                Err(error) => {
+                    why = Some(io::Error::new(error.kind(), format!("{}: {error}", parent.display())));
+                }
+            }
+        }
+        (Self { directory: None, place: None }, why)
+    }
+
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        self.directory.as_ref().map(|directory| directory.join(NAME))
+    }
+
+    /// Makes it anew where somebody has removed it.
+    pub(crate) fn restore(&mut self) {
+        let Some(directory) = &self.directory else { return };
+        let there = fs::symlink_metadata(directory.join(NAME)).ok();
+        if let (Some(place), Some(file)) = (&self.place, there)
+            && place.inode == file.ino()
+        {
+            return;
+        }
+        // With its lock, which the new one takes.
+        self.place = None;
+        remove(directory);
+        match Place::make(directory) {
+            Ok(place) => self.place = Some(place),
+            Err(error) => tracing::debug!(%error, "the socket of this run cannot be made again yet"),
+        }
+    }
+
+    /// Somebody who has something to ask.
+    pub(crate) async fn accept(&self) -> UnixStream {
+        let Some(place) = &self.place else { return std::future::pending().await };
+        loop {
+            match place.listener.accept().await {
+                Ok((stream, _)) => return stream,
+                // Out of descriptors, at worst: they may come back.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+}
+
+impl Drop for SideSocket {
+    fn drop(&mut self) {
+        self.directory.iter().for_each(|directory| remove(directory));
+    }
+}
+
+impl Place {
+    fn make(directory: &Path) -> io::Result<Self> {
+        fs::DirBuilder::new().mode(0o700).create(directory)?;
+        Self::in_directory(directory).inspect_err(|_| remove(directory))
+    }
+
+    fn in_directory(directory: &Path) -> io::Result<Self> {
+        let lock = open_own(directory)?;
+        lock.try_lock()?;
+        let socket = directory.join(NAME);
+        let listener = UnixListener::bind(&socket)?;
+        Ok(Self { listener, inode: fs::symlink_metadata(&socket)?.ino(), _lock: lock })
+    }
+}
+
+/// Removes what runs have left here that were killed.
+fn sweep(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_run = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX))
+            .is_some_and(|id| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        if is_run && open_own(&entry.path()).is_ok_and(|directory| directory.try_lock().is_ok()) {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// A directory of this user's, and none that a link leads to.
+fn open_own(directory: &Path) -> io::Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let flags = i32::try_from(flags.bits()).unwrap_or_default();
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
+    match opened.metadata()?.uid() == geteuid().as_raw() {
+        true => Ok(opened),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
+    }
+}
+
+fn remove(directory: &Path) {
+    let _ = fs::remove_file(directory.join(NAME));
+    let _ = fs::remove_dir(directory);
+}
+
+/// Hears one request out and answers; whoever is too slow or too long is not heard.
+pub(crate) async fn hear(mut stream: UnixStream, run: RunContext, database: String) {
+    let read = async {
+        let mut text = String::new();
+        (&mut stream).take(LONGEST_REQUEST).read_to_string(&mut text).await.map(|_| text)
+    };
+    let request = match timeout(PATIENCE, read).await {
+        Ok(Ok(text)) => Request::parse(&text),
+        Ok(Err(error)) => return tracing::debug!(%error, "a request was not heard"),
+        Err(_elapsed) => return,
+    };
+    let answer = match request {
+        Some(Request::Phase(text)) => show(&run, &text).await,
+        Some(Request::Database) => Answer::Done(database),
+        None => {
+            Answer::Refused("the `tenure run` around this program does not know what is asked for".to_owned())
+        }
+    };
+    let _ = timeout(PATIENCE, stream.write_all(answer.to_text().as_bytes())).await;
+}
+
+/// Answers when others can see it.
+async fn show(run: &RunContext, text: &str) -> Answer {
+    if let Err(error) = run.set_phase(text) {
+        return Answer::Refused(error.to_string());
+    }
+    match timeout(SHOWN_WITHIN, run.phase_shown()).await {
+        Ok(()) => Answer::Done(String::new()),
+        Err(_elapsed) => {
+            Answer::Done("the database has not confirmed it yet; others see it when it does".to_owned())
+        }
+    }
+}

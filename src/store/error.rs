@@ -1,0 +1,118 @@
+//! Why a database did not do what it was asked.
+
+use std::time::Duration;
+
+/// Why a database did not do what it was asked.
+///
+/// No message contains a password or a whole URL.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No answer, or not a usable one: time-out, broken connection, restarting or read-only server, full disk.
+    /// What was asked may have happened all the same. Trying again may help.
+    #[error("the database {location} is unavailable: {detail}")]
+    Unavailable {
+        /// Which database.
+        location: String,
+        /// What went wrong.
+        detail: String,
+    },
+    /// The server rolled the statement back for the sake of other transactions (a deadlock, a lock it waited
+    /// for too long, a serialization failure). Certainly nothing happened; trying again helps.
+    #[error("the database {location} rolled the statement back: {detail}")]
+    RolledBack {
+        /// Which database.
+        location: String,
+        /// What the server said.
+        detail: String,
+    },
+    /// The server refused this statement for what was in it. Certainly nothing happened; trying the same
+    /// again does not help.
+    #[error("the database {location} rejected the statement: {detail}")]
+    Rejected {
+        /// Which database.
+        location: String,
+        /// What the server said.
+        detail: String,
+    },
+    /// The database's encoding lacks a character of a session's key (or of an account to list). Certainly nothing
+    /// happened, and no such session can be held there. Texts for people never lead to this: they are stored with what
+    /// is lacking escaped, as `\u{65e5}`.
+    #[error("the database {location} cannot store this name: {detail}")]
+    Unstorable {
+        /// Which database.
+        location: String,
+        /// What the server said, and the remedy.
+        detail: String,
+    },
+    /// The database that granted leases is not the one that rules now, or has lost what it had committed. Certainly
+    /// nothing happened, and whoever asks elsewhere may be granted a session that was held here.
+    #[error("the database {location} is not what it was: {detail}")]
+    Lost {
+        /// Which database.
+        location: String,
+        /// What became of it, and the remedy.
+        detail: String,
+    },
+    /// The schema is not there, or is older than this release needs.
+    #[error(
+        "the database {location} has no usable tenure schema ({detail}); apply it with `tenure migrate` or \
+         `tenure::migrate(url)`"
+    )]
+    SchemaMissing {
+        /// Which database.
+        location: String,
+        /// What is missing.
+        detail: String,
+    },
+    /// A later release has changed the schema in a way that this release cannot work with.
+    #[error(
+        "the database {location} has tenure schema version {found}, which needs at least schema support \
+         {compatible_from}; this release knows version {known}: upgrade tenure"
+    )]
+    SchemaTooNew {
+        /// Which database.
+        location: String,
+        /// The schema's version.
+        found: u32,
+        /// The oldest schema version whose releases still work with it.
+        compatible_from: u32,
+        /// The newest schema version this release knows.
+        known: u32,
+    },
+    /// The database's user may not do this, or the file may not be written.
+    #[error("the database {location} refused permission: {detail}")]
+    PermissionDenied {
+        /// Which database.
+        location: String,
+        /// What was refused, and the remedy where it is known.
+        detail: String,
+    },
+    /// The URL, or what it names, is not a database that this release can use.
+    #[error("unusable database URL: {detail}")]
+    Url {
+        /// What is wrong with it, and the remedy.
+        detail: String,
+    },
+}
+
+impl StoreError {
+    /// No answer came in the time there was.
+    pub(crate) fn silent(location: &str, within: Duration) -> Self {
+        Self::Unavailable { location: location.to_owned(), detail: format!("no answer within {within:?}") }
+    }
+
+    pub(crate) fn panicked(location: &str) -> Self {
+        Self::Unavailable { location: location.to_owned(), detail: "the driver panicked".to_owned() }
+    }
+
+    /// Whether what was asked may have happened, or may happen still (invariant I9).
+    pub fn is_uncertain(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    /// Whether the same request may succeed if it is repeated as it is.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::RolledBack { .. })
+    }
+}
