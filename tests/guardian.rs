@@ -51,16 +51,16 @@ mod workers {
     };
 
     use super::{
-        guarded::{Guarded, Plan, Reports, start},
+        guarded::{GuardPlan, Guarded, Reports, start},
         inherited::Dispositions,
         support::process::{Commands, Worker, say},
         terminal::Terminal,
-        wire::{Group, Report, Setup, ToldBy, Trust},
+        wire::{Deadlines, Group, Report, Setup, ToldBy},
     };
 
-    fn trust(millis: u64) -> Trust {
+    fn trust(millis: u64) -> Deadlines {
         let until = SystemClock.now() + Duration::from_millis(millis);
-        Trust { until, kill_at: until + Duration::from_millis(millis / 10) }
+        Deadlines { until, kill_at: until + Duration::from_millis(millis / 10) }
     }
 
     fn number<T: std::str::FromStr>(text: &str) -> T {
@@ -111,7 +111,9 @@ mod workers {
             };
             let binary = env!("CARGO_BIN_EXE_tenure").into();
             let environment = vec![("SCRIPT".into(), None), ("GIVEN".into(), Some("given".into()))];
-            let (guarded, reports) = start(&Plan { binary, setup, program, environment }).unwrap();
+            let title = "tenure: guardian of the test".to_owned();
+            let plan = GuardPlan { binary, title, setup, program, environment };
+            let (guarded, reports) = start(&plan).unwrap();
             Self { guarded: Some(guarded), reports, terminal, partner, group, program: 0 }
         }
 

@@ -73,7 +73,7 @@ async fn too_few_descriptors_are_named_before_anything_is_granted(backend: impl 
 async fn too_little_memory_is_named_before_anything_is_granted(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let mut worked = false;
-    for mebibytes in [24, 48, 64, 80, 96, 128, 160, 192, 256, 512, 4096] {
+    for mebibytes in [32, 48, 64, 80, 96, 128, 160, 192, 256, 512, 4096] {
         let limit = format!("ulimit -v {}", mebibytes * 1024);
         let done = finished(limited(&scene, &limit, &url, &RUN));
         worked = judge(&limit, "memory", &done);
