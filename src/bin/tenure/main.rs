@@ -160,8 +160,7 @@ fn check_limits(command: &Command) -> Result<(), Failure> {
         Command::Phase(_) | Command::Completions(_) | Command::Man(_) => {
             Need { descriptors: 10, threads: 2, memory: 4 << 20 }
         }
-        // Threads are tried by the supervisor, which needs the most of them.
-        _ => Need { descriptors: 40, threads: 0, memory: 48 << 20 },
+        _ => Need { descriptors: 40, threads: 12, memory: 48 << 20 },
     };
     need.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
 }
