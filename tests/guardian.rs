@@ -14,6 +14,8 @@ mod inherited;
 #[path = "../src/bin/tenure/terminal.rs"]
 #[allow(dead_code, reason = "the tests use a part")]
 mod terminal;
+#[path = "../src/bin/tenure/timer.rs"]
+mod timer;
 #[path = "../src/bin/tenure/wire.rs"]
 #[allow(dead_code, reason = "the tests use a part")]
 mod wire;

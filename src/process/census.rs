@@ -9,7 +9,8 @@ use std::{
 use rustix::{
     io::Errno,
     process::{
-        Pid, PidfdFlags, Signal, getpgrp, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, child_subreaper, getpgrp, kill_process,
+        kill_process_group, pidfd_open, pidfd_send_signal, waitid,
     },
 };
 
@@ -81,6 +82,12 @@ impl Census {
 
     pub(super) fn add_all_below(&mut self) {
         self.all_below = Some(own_pid());
+    }
+
+    /// Whether the kernel says that nobody is left, for certain and at the price of one call: whoever descends from a
+    /// sub-reaper descends from one of its children, of whom zombies are some. Where this says no, a look tells.
+    pub(super) fn has_nobody_below(&self) -> bool {
+        self.all_below == Some(own_pid()) && self.leave.is_empty() && is_subreaper() && is_childless()
     }
 
     /// Looks at the whole table; `None` when the patience is over first.
@@ -311,6 +318,15 @@ impl<'a> Walk<'a> {
 
 fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_pid()
+}
+
+fn is_subreaper() -> bool {
+    child_subreaper().is_ok_and(|reaper| reaper.is_some())
+}
+
+fn is_childless() -> bool {
+    let any = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    waitid(WaitId::All, any).is_err_and(|error| error == Errno::CHILD)
 }
 
 fn is_still(id: Identity) -> bool {

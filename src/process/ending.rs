@@ -116,6 +116,11 @@ impl Ending {
         if matches!(self.phase, Phase::Done) {
             return Progress::Done;
         }
+        if self.census.has_nobody_below() {
+            self.seen.values_mut().for_each(|seen| seen.is_alive = false);
+            self.phase = Phase::Done;
+            return Progress::Done;
+        }
         let began = Instant::now();
         let Some(Look { members, is_complete }) = self.look() else {
             // The grace is over, and there is no time to lose with a look.

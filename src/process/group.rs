@@ -36,6 +36,11 @@ impl Census {
         std::iter::empty()
     }
 
+    /// Only a look tells.
+    pub(super) fn has_nobody_below(&self) -> bool {
+        false
+    }
+
     /// `None` when the patience is over.
     pub(super) fn scan(&mut self, patience: &Patience) -> Option<Look> {
         if patience.is_over() {

@@ -26,6 +26,7 @@ on_every_backend! {
     while_the_command_is_frozen_nothing_is_alive_when_another_can_acquire
     after_sigkill_of_the_guardian_nothing_is_alive_when_another_can_acquire
     a_signal_at_any_moment_leaves_nothing_behind
+    a_loss_that_the_guardian_deals_with_before_the_command_has_noticed_it_is_76
     i13_a_program_beside_which_another_run_may_be_is_killed_at_once
 }
 
@@ -299,4 +300,27 @@ async fn is_started_after_the_grant(scene: &Scene, url: &str, unlock: impl Async
     let status = supervisor.inspect(&key("told")).await.unwrap();
     assert_eq!(status.state, SessionState::Idle, "{status:?}");
     supervisor.shutdown(supervisor.timing().stop_grace()).await;
+}
+
+/// The command stands still until the guardian has ended the tree, and finds all of it in one moment: that trust is over,
+/// and that CMD has died of a signal.
+async fn a_loss_that_the_guardian_deals_with_before_the_command_has_noticed_it_is_76(
+    backend: impl Reachable,
+) {
+    for round in 0..4 {
+        let (scene, session) = (Scene::new(), format!("round {round}"));
+        let script = "echo $$ > $pids; ready; exec sleep 6000";
+        let run = scene.run(&backend.url(), &session, &["--ttl", "1s"], script);
+        scene.wait_for("ready");
+        run.signal(Signal::STOP);
+        scene.wait_until_gone();
+        let guardian_is_done = || run.children().iter().all(|child| !process_table::is_alive(*child));
+        crate::support::wait_until("the guardian has ended", guardian_is_done);
+        run.signal(Signal::CONT);
+        let done = run.finish();
+        let last = done.events().pop().unwrap();
+        assert_eq!((done.code, &last["event"]), (76, &"ended".into()), "{done:?}");
+        assert!(["unconfirmed", "expired"].contains(&last["reason"].as_str().unwrap()), "{done:?}");
+        assert!(done.events().iter().any(|event| event["event"] == "stopping"), "{done:?}");
+    }
 }

@@ -207,3 +207,29 @@ async fn a_holder_whose_files_were_deleted_ends_as_lost_while_another_holds_the_
     new.signal(rustix::process::Signal::TERM);
     assert_eq!(new.exit(), -15);
 }
+
+/// The cause is the file, not the session.
+#[test]
+fn a_run_whose_file_is_gone_or_another_says_so() {
+    let scene = Scene::new();
+    for (act, cause) in [
+        ("rm $dir/t.db $dir/t.db-wal $dir/t.db-shm", "t.db was deleted or renamed"),
+        ("mv $dir/t.db $dir/old.db; cp $dir/old.db $dir/t.db", "t.db was replaced"),
+        ("rm $dir/t.db-wal", "t.db-wal was deleted"),
+    ] {
+        let url = format!("sqlite://{}", scene.path("t.db").display());
+        let done = scene.run(&url, "chat", &["--ttl", "2s"], &format!("{act}; exec sleep 6000")).finish();
+        let events = done.events();
+        for name in ["stopping", "ended"] {
+            let event = events.iter().find(|event| event["event"] == name).unwrap();
+            assert_eq!(event["reason"], "superseded", "{done:?}");
+            assert!(event["cause"].as_str().unwrap_or_default().contains(cause), "{act}: {done:?}");
+        }
+        let at = |name: &str| events.iter().position(|event| event["event"] == name);
+        assert!(at("at_risk") < at("stopping"), "no more is told of what may become of it: {done:?}");
+        assert_eq!(done.code, 76);
+        for name in ["t.db", "t.db-wal", "t.db-shm", "old.db"] {
+            let _ = fs::remove_file(scene.path(name));
+        }
+    }
+}

@@ -47,7 +47,7 @@ async fn inside_a_run_without_a_socket_no_other_database_is_used(backend: impl R
     let mut command = scene.run_command(&url, "chat", &[], script);
     command.env("URL", &url);
     let done = Running::start(command).finish();
-    assert_eq!(done.text(), "69\n69\n1\n69\n", "{done:?} {}", scene.text("said"));
+    assert_eq!(done.text(), "69\n69\n0\n69\n", "{done:?} {}", scene.text("said"));
     assert!(scene.text("said").contains("name the database with --database"), "{}", scene.text("said"));
     assert!(!scene.has("started") && !scene.has("state/tenure/tenure.db"));
 }

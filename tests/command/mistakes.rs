@@ -58,7 +58,7 @@ fn ttl_holder_and_account_can_be_set_in_the_environment() {
         (&acquired["ttl_ms"], &acquired["holder"], &acquired["account"]),
         (&120_000.into(), &"the night".into(), &"me".into())
     );
-    let mut command = scene.tenure(["run", "-s", "x", "--ttl", "1s", "--", "true"]);
+    let mut command = scene.tenure(["run", "-s", "x", "--", "true"]);
     command.env("TENURE_TTL", "2");
     assert_eq!(Running::start(command).exit(), 64, "what is set wrongly is not overlooked");
 }

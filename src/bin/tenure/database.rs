@@ -75,6 +75,19 @@ impl Database {
         Ok(Some(builder(&self.url)))
     }
 
+    /// By which a file that takes the place of this one is told from it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn mark(&self) -> Option<FileMark> {
+        let path = self.file().ok()??;
+        let id = id_of(&path)?;
+        Some(FileMark { path, id })
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn is_file(&self) -> bool {
+        self.file().is_ok_and(|file| file.is_some())
+    }
+
     fn is_there(&self) -> Result<bool, Failure> {
         // One in a directory that is closed to this user may well be there.
         Ok(self.file()?.is_none_or(|file| file.try_exists().unwrap_or(true)))
@@ -131,6 +144,40 @@ impl Database {
             missing(&format!("cannot be created: {error}; name another file with --database"))
         })
     }
+}
+
+/// A file as it was at the start of a run.
+#[cfg(target_os = "linux")]
+pub(crate) struct FileMark {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+#[cfg(target_os = "linux")]
+impl FileMark {
+    /// What has become of the file, or of its log, if something has.
+    pub(crate) fn change(&self) -> Option<String> {
+        let file = shown(&self.path);
+        match id_of(&self.path) {
+            None => return Some(format!("the file {file} was deleted or renamed")),
+            Some(id) if id != self.id => return Some(format!("the file {file} was replaced")),
+            Some(_) => {}
+        }
+        let missing = ["-wal", "-shm"].into_iter().find(|end| {
+            let mut name = self.path.as_os_str().to_owned();
+            name.push(end);
+            !Path::new(&name).exists()
+        });
+        missing.map(|end| format!("the file {file}{end} was deleted"))
+    }
+}
+
+/// Device and number of a file, wherever links lead.
+#[cfg(target_os = "linux")]
+fn id_of(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+
+    fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 /// The database of the run around this process.

@@ -29,6 +29,7 @@ use tenure::{
     process::{ProcessTree, TreeEnd, become_subreaper},
 };
 use tokio::{
+    io::unix::AsyncFd,
     net::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -40,12 +41,13 @@ use answers::Answers;
 
 use crate::{
     inherited,
+    timer::Timer,
     wire::{Deadlines, GUARDIAN, Order, Report, Setup, ToldBy, take_line},
 };
 
 /// How long a last look at what the guardian has said may take, before it counts as lost.
 const LAST_LOOK: Duration = Duration::from_millis(20);
-/// Timers stand still in suspend: the boot clock is read again at least this often.
+/// How often the clock is read where it cannot be waited for.
 const CLOCK_STEP: Duration = Duration::from_millis(500);
 
 /// What to start.
@@ -88,6 +90,7 @@ pub(crate) struct Reports {
     received: Vec<u8>,
     shared: Arc<Shared>,
     answers: Answers,
+    timer: AsyncFd<Timer>,
     /// How long past the kill instant the guardian may stay silent, before it counts as lost: half of what then is
     /// left until another run can start.
     silence: Duration,
@@ -147,6 +150,7 @@ pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
         received: Vec::new(),
         shared,
         answers: Answers::none_expected(),
+        timer: inherited::watch_timer(Timer::new()?)?,
         silence: kill_at.saturating_since(until) / 2,
         guardian: Guardian { child, handle },
         tree: tree.leaving(plan.setup.leave.clone()),
@@ -230,7 +234,7 @@ impl Reports {
             let is_lost = tokio::select! {
                 biased;
                 read = read_some(&self.socket, &mut self.received) => read.is_err(),
-                () = passed(&self.shared.kill_at, self.silence) => {
+                () = passed(&mut self.timer, &self.shared.kill_at, self.silence) => {
                     // What it has said may be here, only not noticed: this process may have been stopped itself.
                     let look = timeout(LAST_LOOK, read_some(&self.socket, &mut self.received)).await;
                     !matches!(look, Ok(Ok(())))
@@ -320,13 +324,17 @@ async fn read_some(socket: &OwnedReadHalf, received: &mut Vec<u8>) -> io::Result
 }
 
 /// Waits until the kill instant has passed, wherever renewals move it meanwhile.
-async fn passed(kill_at: &AtomicU64, silence: Duration) {
+async fn passed(timer: &mut AsyncFd<Timer>, kill_at: &AtomicU64, silence: Duration) {
     loop {
         let overdue_at = BootInstant::from_nanos(kill_at.load(Ordering::Relaxed)) + silence;
-        let left = overdue_at.saturating_since(SystemClock.now());
-        if left.is_zero() {
+        if overdue_at <= SystemClock.now() {
             return;
         }
-        tokio::time::sleep(left.min(CLOCK_STEP)).await;
+        timer.get_mut().arm(Some(overdue_at));
+        match timer.readable().await {
+            Ok(mut ready) => ready.clear_ready(),
+            // It is not the timer that decides.
+            Err(_) => tokio::time::sleep(CLOCK_STEP).await,
+        }
     }
 }

@@ -11,7 +11,6 @@
 
 mod asking;
 mod control;
-mod timer;
 
 use std::{
     ffi::OsString,
@@ -37,12 +36,12 @@ use tenure::{
 
 use crate::{
     inherited, launch,
+    timer::Timer,
     wire::{Deadlines, Group, Order, Report, Setup},
 };
 
 use asking::Asking;
 use control::{Control, Heard};
-use timer::Timer;
 
 /// How many killed processes are told by name: a fork bomb has thousands.
 const MOST_NAMED: usize = 20;

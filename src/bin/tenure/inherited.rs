@@ -35,6 +35,8 @@ use rustix::{
 };
 use tokio::io::unix::AsyncFd;
 
+use crate::timer::Timer;
+
 /// Lets a command's process, and no other, have a socket; answers the number to tell it.
 ///
 /// The flag is cleared after the fork, so that no process started at the same time by another thread gets it.
@@ -217,6 +219,12 @@ pub(crate) fn set_of(bits: SignalBits) -> SigSet {
 pub(crate) fn watch(file: SignalFd) -> io::Result<AsyncFd<SignalFd>> {
     // SAFETY: it owns its descriptor, and gives the same number as long as it lives.
     Ok(unsafe { AsyncFd::register(file) }?)
+}
+
+/// A timer that a tokio runtime looks at.
+pub(crate) fn watch_timer(timer: Timer) -> io::Result<AsyncFd<Timer>> {
+    // SAFETY: it owns its descriptor, and gives the same number as long as it lives.
+    Ok(unsafe { AsyncFd::register(timer) }?)
 }
 
 /// Sends a signal by its number to a process, or to the group that it leads. That it is gone is no error.

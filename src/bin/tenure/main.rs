@@ -40,6 +40,8 @@ mod status;
 mod stop;
 #[cfg(target_os = "linux")]
 mod terminal;
+#[cfg(target_os = "linux")]
+mod timer;
 mod watch;
 #[cfg(target_os = "linux")]
 mod wire;
@@ -93,7 +95,8 @@ fn obey(cli: &Cli) -> Result<Exit, Failure> {
     let inheritance = inheritance.map_err(|error| Failure::new(UNAVAILABLE, error))?;
     check_limits(&cli.command)?;
     let log = log_to_stderr(&cli.global)?;
-    let result = runtime()?.block_on(async {
+    let runtime = runtime()?;
+    let result = runtime.block_on(async {
         #[cfg(target_os = "linux")]
         if let (Command::Run(args), Some(inheritance)) = (&cli.command, inheritance) {
             return run::run(&cli.global, args, inheritance).await;
@@ -101,6 +104,8 @@ fn obey(cli: &Cli) -> Result<Exit, Failure> {
         execute(cli).await.map(Exit::Code)
     });
     log.finish();
+    // All is said and done: what its threads may be at is ended with the process, and not waited for.
+    std::mem::forget(runtime);
     result
 }
 

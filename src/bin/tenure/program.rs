@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     cli::{self, Global},
-    database::Database,
+    database::{Database, FileMark},
     events::{Event, Events, Why, request},
     exit::{Failure, UNAVAILABLE},
     guarded::{self, GuardPlan, Guarded, Reports},
@@ -61,6 +61,8 @@ pub(crate) struct Program<'a> {
     pid: Option<u32>,
     /// Where renewals have moved the end of trust.
     trusted_until: BootInstant,
+    /// Where the leases are in a file.
+    file: Option<FileMark>,
     /// What the last renewal met that is known to have failed.
     cause: Option<String>,
     end: ProgramEnd,
@@ -125,6 +127,7 @@ impl<'a> Program<'a> {
             group,
             pid: None,
             trusted_until: until,
+            file: begun.database.mark(),
             cause: None,
             end: ProgramEnd::Unknown,
             signaled: None,
@@ -181,7 +184,7 @@ impl<'a> Program<'a> {
                     requests.spawn(socket::hear(stream, self.run.context(), database));
                 }
                 Some(_) = requests.join_next() => {}
-                _ = look.tick(), if self.terminal.is_some() => {
+                _ = look.tick(), if self.may_be_given_terminal() => {
                     if !self.is_stopping {
                         self.lend_terminal();
                     }
@@ -209,6 +212,9 @@ impl<'a> Program<'a> {
 
     /// Orders to a guardian that is lost have no effect: the reports then do its work.
     fn stop(&mut self, reason: &EndReason) {
+        if *reason == EndReason::Superseded {
+            self.cause = self.file.as_ref().and_then(FileMark::change).or(self.cause.take());
+        }
         if reason.is_loss() {
             // Its own Stopping event comes only with ends that leave time.
             self.tell_loss(word(reason, None));
@@ -306,6 +312,11 @@ impl<'a> Program<'a> {
         self.begun.events.tell(&Event::Note(text));
     }
 
+    /// Behind, until it is CMD's.
+    fn may_be_given_terminal(&self) -> bool {
+        self.group == Group::Own && self.terminal.as_ref().is_some_and(|terminal| !terminal.is_lent())
+    }
+
     fn lend_terminal(&mut self) {
         let (Some(terminal), Some(pid)) = (&mut self.terminal, self.pid) else { return };
         if let Err(error) = terminal.lend(self.group, pid) {
@@ -317,6 +328,10 @@ impl<'a> Program<'a> {
         match event {
             RunEvent::AtRisk { trusted_for, cause, .. } => {
                 self.cause = cause.as_ref().map(ToString::to_string);
+                // What may still become of the lease is no news while CMD is being ended.
+                if self.is_stopping {
+                    return;
+                }
                 self.begun.events.tell(&Event::AtRisk {
                     trusted_for: *trusted_for,
                     confirmed_at: Some(self.confirmed_at()),
@@ -325,7 +340,9 @@ impl<'a> Program<'a> {
             }
             RunEvent::Recovered { .. } => {
                 self.cause = None;
-                self.begun.events.tell(&Event::Recovered);
+                if !self.is_stopping {
+                    self.begun.events.tell(&Event::Recovered);
+                }
             }
             RunEvent::Stopping { reason, .. } => {
                 let why = why(reason, self.signaled.map(|signal| signal.number));

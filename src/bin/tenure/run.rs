@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// After how long it is said what is waited for.
 const SAY_AFTER: Duration = Duration::from_secs(1);
 /// How long closing the connections may take, when all else is done.
-const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn run(
     global: &Global,
@@ -106,8 +106,18 @@ async fn hold(
     events.tell(&Event::Acquired { run: &run, holder: &label, ttl: args.ttl, database: &location });
     let begun = Begun { args, global, events, database: &database, timing: supervisor.timing() };
     let exit = work(run, begun, inheritance, &mut signals, &mut news).await;
-    let _ = timeout(GOODBYE, supervisor.shutdown(Duration::ZERO)).await;
+    say_goodbye(supervisor, &database).await;
     Ok(exit)
+}
+
+/// After the release there is nothing to wait for. A server is told that its connections end. To close a file would be to
+/// work its log in, which may take long on a busy disk; the log is as good, and the next run goes on with it.
+async fn say_goodbye(supervisor: LeaseSupervisor, database: &Database) {
+    if database.is_file() {
+        std::mem::forget(supervisor);
+    } else {
+        let _ = timeout(GOODBYE, supervisor.shutdown(Duration::ZERO)).await;
+    }
 }
 
 /// Processes are found by `/proc`. One of another pid namespace would show strangers under our own numbers.

@@ -60,6 +60,11 @@ impl Terminal {
         }
     }
 
+    /// Whether CMD was given it, and has not given it back.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent_to.is_some()
+    }
+
     /// Whether this process is in the foreground: only then there is something to give.
     pub(crate) fn is_ours(&self) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|foreground| foreground == self.own_group)

@@ -1,25 +1,29 @@
 //! The boot clock as something to wait for.
 
-use std::{io, os::fd::OwnedFd};
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+};
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use tenure::clock::BootInstant;
 
-/// Wakes the guardian at an instant of the boot clock, which ordinary time-outs do not follow in suspend.
-pub(super) struct Timer {
-    pub(super) file: OwnedFd,
+/// Wakes whoever waits for it at an instant of the boot clock, which ordinary time-outs do not follow in suspend.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    pub(crate) file: OwnedFd,
     armed: Option<BootInstant>,
 }
 
 impl Timer {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Self { file: timerfd_create(TimerfdClockId::Boottime, flags)?, armed: None })
     }
 
-    pub(super) fn arm(&mut self, at: Option<BootInstant>) {
+    pub(crate) fn arm(&mut self, at: Option<BootInstant>) {
         if self.armed == at {
             return;
         }
@@ -33,5 +37,11 @@ impl Timer {
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
         timerfd_settime(&self.file, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })
             .expect("a valid time is accepted by a valid timer");
+    }
+}
+
+impl AsRawFd for Timer {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
     }
 }
