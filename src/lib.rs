@@ -133,6 +133,8 @@
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
+//! - `process`: child processes of a run, [`RunContext::child`], and process trees of your own, [`process`]. Unix only.
+//! - `diagnosis`: for operators and their tools, how fit a database is to judge leases, [`diagnosis`].
 //! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code; its module's page has
 //!   whole tests to start from.
 //! - `tower`: the layer that refuses late writers in front of an HTTP service, [`fence_gate::FenceLayer`].
@@ -144,6 +146,7 @@ mod actor;
 mod caller;
 pub mod clock;
 mod config;
+#[cfg(feature = "diagnosis")]
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
     allow(dead_code, unused_imports, reason = "without a backend nothing can be examined")
@@ -159,7 +162,7 @@ mod lease;
 pub mod limits;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod pin;
-#[cfg(unix)]
+#[cfg(all(unix, feature = "process"))]
 pub mod process;
 mod run;
 mod session;
@@ -175,14 +178,10 @@ pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use host::HostConnection;
-#[cfg(unix)]
-pub use run::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage,
-    SessionKey, SessionState, SessionStatus, StopRequest, UnknownStage,
+    FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, SessionState,
+    SessionStatus, StopRequest,
 };
 pub use store::StoreError;
 pub use supervisor::{

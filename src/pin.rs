@@ -56,9 +56,10 @@
 
 use std::time::Duration;
 
+pub use crate::host::HostConnection;
 use crate::{
     end::EndReason,
-    host::{Found, HostConnection, is_without_table},
+    host::{Found, is_without_table},
     session::{FencingToken, RunId, SessionKey},
 };
 

@@ -6,7 +6,7 @@ use actix::Recipient;
 
 use crate::end::{EndReason, Ended};
 
-#[cfg(unix)]
+#[cfg(all(unix, feature = "process"))]
 mod child;
 mod context;
 mod end;
@@ -18,7 +18,7 @@ mod scope;
 mod shared;
 mod tasks;
 
-#[cfg(unix)]
+#[cfg(all(unix, feature = "process"))]
 pub use child::{ChildEnd, ChildError, ChildTree};
 pub use context::RunContext;
 pub(crate) use message::RunMessage;

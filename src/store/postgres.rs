@@ -54,10 +54,7 @@ use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, Migrated, Page, Release,
     ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError, VerbKind,
 };
-use crate::{
-    session::{Holder, NodeId, SessionKey},
-    store::finding::{ExaminationPlan, Finding},
-};
+use crate::session::{Holder, NodeId, SessionKey};
 use statement::Session;
 use target::Target;
 
@@ -65,6 +62,7 @@ mod acquire;
 mod believe;
 mod connect;
 mod entry;
+#[cfg(feature = "diagnosis")]
 mod examine;
 mod fault;
 mod hosts;
@@ -146,7 +144,11 @@ impl PostgresStore {
         Ok(Self { target: Arc::new(Target::parse(super::url::checked(url)?, login)?) })
     }
 
-    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
+    #[cfg(feature = "diagnosis")]
+    pub(crate) async fn examine(
+        &self,
+        plan: super::finding::ExaminationPlan,
+    ) -> Result<Vec<super::finding::Finding>, StoreError> {
         examine::examine(&self.target, plan).await
     }
 }

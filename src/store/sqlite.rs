@@ -21,13 +21,11 @@ use super::{
     Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listening, MAX_BATCH, Migrated, Page,
     Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
 };
-use crate::{
-    session::{Holder, NodeId, SessionKey},
-    store::finding::{ExaminationPlan, Finding},
-};
+use crate::session::{Holder, NodeId, SessionKey};
 
 mod acquire;
 mod changes;
+#[cfg(feature = "diagnosis")]
 mod examine;
 mod failure;
 mod file;
@@ -95,7 +93,11 @@ impl SqliteStore {
         Self { file: self.file.without_creating() }
     }
 
-    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Vec<Finding> {
+    #[cfg(feature = "diagnosis")]
+    pub(crate) async fn examine(
+        &self,
+        plan: super::finding::ExaminationPlan,
+    ) -> Vec<super::finding::Finding> {
         examine::examine(&self.file, plan).await
     }
 
