@@ -143,6 +143,7 @@
 //!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
 
 mod actor;
+mod apart;
 mod caller;
 pub mod clock;
 mod config;
@@ -160,6 +161,7 @@ pub mod fence_gate;
 mod host;
 mod lease;
 pub mod limits;
+mod origin;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod pin;
 #[cfg(all(unix, feature = "process"))]
@@ -194,7 +196,7 @@ pub use watch::{Observed, Standby};
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.
 ///
 /// Needed once for PostgreSQL, before the first [`LeaseSupervisor`]; a SQLite file gets its schema when it is created.
-/// Repeating it changes nothing. Runs on the current tokio runtime.
+/// Repeating it changes nothing. Works in any async runtime: it has a thread of its own.
 ///
 /// # Errors
 /// [`StoreError`]; its text names the remedy.
@@ -202,7 +204,8 @@ pub use watch::{Observed, Standby};
 /// # Cancel safety
 /// The schema is applied as a whole or not at all.
 pub async fn migrate(url: &str) -> Result<store::Migrated, StoreError> {
-    store::open(url)?.migrate().await
+    let store = store::open(url)?;
+    apart::run(store.location(), store.migrate()).await?
 }
 
 /// The code in the README and the pages, compiled as doctests.

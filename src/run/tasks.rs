@@ -216,6 +216,10 @@ impl WorkEntry {
 impl Drop for WorkEntry {
     fn drop(&mut self) {
         let RunContext { shared, actor } = &self.context;
+        // What a fork drops is its copy: the run is the parent's.
+        if !shared.is_of_this_process() {
+            return;
+        }
         let cut_off = match (&self.if_dropped, std::thread::panicking()) {
             (IfDropped::Ended, _) => None,
             (_, true) => Some(EndReason::Panicked),
