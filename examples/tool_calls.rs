@@ -17,7 +17,10 @@ use {
         process::{Command, Stdio},
         time::Duration,
     },
-    tenure::{ChildTree, LeaseSupervisor, RunContext, SessionKey, process::Outcome},
+    tenure::{
+        LeaseSupervisor, RunContext, SessionKey,
+        process::{ChildTree, Outcome},
+    },
     tokio::{
         io::AsyncReadExt,
         process::ChildStdout,

@@ -19,7 +19,10 @@
 use std::time::Duration;
 
 pub use crate::store::finding::{Finding, Verdict};
-use crate::store::{self, StoreError, finding::ExaminationPlan};
+use crate::{
+    apart,
+    store::{self, StoreError, finding::ExaminationPlan},
+};
 
 /// A look at one database, to be taken by [`run`](Self::run).
 #[must_use = "nothing is looked at until it is run"]
@@ -63,7 +66,7 @@ impl Examination {
         self
     }
 
-    /// Looks, on the current tokio runtime.
+    /// Looks. Works in any async runtime: it has a thread of its own.
     ///
     /// # Errors
     /// [`StoreError`] when there is nothing to look at: no server can be reached, or the URL is no database's. All
@@ -74,17 +77,21 @@ impl Examination {
     pub async fn run(self) -> Result<Diagnosis, StoreError> {
         // Refuses what no backend knows.
         let location = store::open(&self.url)?.location().to_owned();
-        let findings = match &self.url {
+        let findings = apart::run(&location, self.look()).await??;
+        Ok(Diagnosis { location, findings })
+    }
+
+    async fn look(self) -> Result<Vec<Finding>, StoreError> {
+        match &self.url {
             #[cfg(feature = "sqlite")]
             file if file.to_ascii_lowercase().starts_with("sqlite:") => {
-                store::SqliteStore::new(file)?.examine(self.plan).await
+                Ok(store::SqliteStore::new(file)?.examine(self.plan).await)
             }
             #[cfg(feature = "postgres")]
-            servers => store::PostgresStore::new(servers)?.examine(self.plan).await?,
+            servers => store::PostgresStore::new(servers)?.examine(self.plan).await,
             #[cfg(not(feature = "postgres"))]
-            _ => Vec::new(),
-        };
-        Ok(Diagnosis { location, findings })
+            _ => Ok(Vec::new()),
+        }
     }
 }
 

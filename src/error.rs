@@ -177,9 +177,10 @@ impl From<QueryError> for StopError {
     }
 }
 
-/// The supervisor's thread has ended: it was shut down, or it failed. All its runs were cancelled.
+/// The supervisor's thread has ended: it was shut down, or it failed. All its runs were cancelled. Or this process is a
+/// fork of the one that the supervisor lives in: then nothing was asked, and nothing has changed there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the supervisor has ended; start another one")]
+#[error("the supervisor has ended, or lives in the process that this one was forked from; start another one")]
 pub struct Closed;
 
 /// Work in a scope did not complete under a held lease.

@@ -133,6 +133,8 @@
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
+//! - `process`: child processes of a run, [`RunContext::child`], and process trees of your own, [`process`]. Unix only.
+//! - `diagnosis`: for operators and their tools, how fit a database is to judge leases, [`diagnosis`].
 //! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code; its module's page has
 //!   whole tests to start from.
 //! - `tower`: the layer that refuses late writers in front of an HTTP service, [`fence_gate::FenceLayer`].
@@ -141,9 +143,11 @@
 //!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
 
 mod actor;
+mod apart;
 mod caller;
 pub mod clock;
 mod config;
+#[cfg(feature = "diagnosis")]
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
     allow(dead_code, unused_imports, reason = "without a backend nothing can be examined")
@@ -157,9 +161,10 @@ pub mod fence_gate;
 mod host;
 mod lease;
 pub mod limits;
+mod origin;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod pin;
-#[cfg(unix)]
+#[cfg(all(unix, feature = "process"))]
 pub mod process;
 mod run;
 mod session;
@@ -175,14 +180,10 @@ pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use host::HostConnection;
-#[cfg(unix)]
-pub use run::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage,
-    SessionKey, SessionState, SessionStatus, StopRequest, UnknownStage,
+    FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, SessionState,
+    SessionStatus, StopRequest,
 };
 pub use store::StoreError;
 pub use supervisor::{
@@ -195,7 +196,7 @@ pub use watch::{Observed, Standby};
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.
 ///
 /// Needed once for PostgreSQL, before the first [`LeaseSupervisor`]; a SQLite file gets its schema when it is created.
-/// Repeating it changes nothing. Runs on the current tokio runtime.
+/// Repeating it changes nothing. Works in any async runtime: it has a thread of its own.
 ///
 /// # Errors
 /// [`StoreError`]; its text names the remedy.
@@ -203,7 +204,8 @@ pub use watch::{Observed, Standby};
 /// # Cancel safety
 /// The schema is applied as a whole or not at all.
 pub async fn migrate(url: &str) -> Result<store::Migrated, StoreError> {
-    store::open(url)?.migrate().await
+    let store = store::open(url)?;
+    apart::run(store.location(), store.migrate()).await?
 }
 
 /// The code in the README and the pages, compiled as doctests.

@@ -57,9 +57,10 @@
 
 use std::time::Duration;
 
+pub use crate::host::HostConnection;
 use crate::{
     end::EndReason,
-    host::{FoundRun, HostConnection, SCHEMA, is_without_table, sql},
+    host::{FoundRun, SCHEMA, is_without_table, sql},
     session::{FencingToken, RunId, SessionKey},
 };
 

@@ -73,6 +73,7 @@ use std::{future::Future, os::unix::process::CommandExt, process::Command, threa
 
 use futures::channel::oneshot;
 
+pub use crate::run::{ChildEnd, ChildError, ChildTree};
 pub use ending::{Ending, Progress};
 
 use crate::session::RunId;

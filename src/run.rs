@@ -6,7 +6,7 @@ use actix::Recipient;
 
 use crate::end::{EndReason, Ended};
 
-#[cfg(unix)]
+#[cfg(all(unix, feature = "process"))]
 mod child;
 mod context;
 mod end;
@@ -18,7 +18,7 @@ mod scope;
 mod shared;
 mod tasks;
 
-#[cfg(unix)]
+#[cfg(all(unix, feature = "process"))]
 pub use child::{ChildEnd, ChildError, ChildTree};
 pub use context::RunContext;
 pub(crate) use message::RunMessage;
@@ -80,6 +80,9 @@ impl Run {
     /// Ends the run for everybody at once; the session is released when all that works under it has ended.
     fn end(&mut self, reason: EndReason) {
         let shared = self.context.shared.clone();
+        if !shared.is_of_this_process() {
+            return drop(shared.end_in_time(reason));
+        }
         let reason = shared.end_in_time(reason);
         self.say_returned();
         if !shared.has_work_ended() {
@@ -97,7 +100,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        if self.context.shared.has_work_ended() {
+        if !self.context.shared.is_of_this_process() || self.context.shared.has_work_ended() {
             return;
         }
         self.end(if std::thread::panicking() { EndReason::Panicked } else { EndReason::Dropped });

@@ -62,6 +62,7 @@ use std::time::Duration;
 
 mod contract;
 mod error;
+#[cfg(feature = "diagnosis")]
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
     allow(dead_code, unused_imports, reason = "without a backend nothing is found")
@@ -79,6 +80,7 @@ mod schema;
 mod sqlite;
 mod url;
 
+pub use crate::session::{Reason, Requester, UnknownStage};
 pub use contract::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, SharedStore, VerbKind};
 pub use error::StoreError;
 pub use hints::{Hint, Listener};

@@ -5,24 +5,31 @@ use std::{
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread::JoinHandle,
     time::Duration,
 };
 
 use actix::Addr;
-use futures::{channel::oneshot, future, stream::Stream};
+use futures::{
+    StreamExt,
+    channel::oneshot,
+    future,
+    stream::{self, Stream},
+};
 
 use crate::{
     actor::{
         query::{Queries, Query},
-        registry::{Drain, Registry, Shutdown, ShutdownReport},
+        registry::{Drain, Farewell, Registry, Shutdown, ShutdownReport},
         watching::Watching,
     },
     clock::SharedClock,
     config::Timing,
-    error::QueryError,
+    error::{Closed, QueryError},
     event::{EventSource, RunEvent},
+    origin::Origin,
     session::{Label, NodeId, SessionKey, SessionStatus},
     store::{Page, SharedStore},
     watch::{Observed, Standby},
@@ -44,8 +51,13 @@ pub use stop::{Asked, StopAnswer, StopBuilder};
 /// A cheap clone of a handle, usable from any thread and any async runtime. The supervisor itself lives on an
 /// operating-system thread of its own, with connections of its own; those who [watch](Self::watch) have another.
 ///
-/// Dropping the last handle cancels every run, releases what can be released, and does not wait for it: if the
-/// process exits at once, the leases expire. [`shutdown`](Self::shutdown) is the clean way.
+/// Dropping the last handle cancels every run and releases each session as its work ends. It waits for releases that are
+/// under way, for half a second at most, so that a `main` that returns right after a run has ended leaves no lease behind.
+/// It does not wait for work, nor in a spawned task, where it would hold up others: if the process exits before the
+/// releases, the leases expire. [`shutdown`](Self::shutdown) is the clean way.
+///
+/// After a `fork` the supervisor and its runs are the parent's. In the child every call is answered at once, with
+/// [`Closed`] or a run that is not held; start another supervisor there.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -81,6 +93,7 @@ struct Inner {
     /// No new runs are taken any more.
     is_closing: AtomicBool,
     report: Arc<OnceLock<ShutdownReport>>,
+    origin: Origin,
 }
 
 /// The thread that the supervisor lives on.
@@ -125,7 +138,7 @@ impl LeaseSupervisor {
     /// # Errors
     /// [`QueryError`] when the database does not answer.
     pub async fn inspect(&self, key: &SessionKey) -> Result<SessionStatus, QueryError> {
-        self.inner.queries.ask(|reply| Query::Inspect(key.clone(), reply)).await
+        self.inner()?.queries.ask(|reply| Query::Inspect(key.clone(), reply)).await
     }
 
     /// Who has answered the last question of this supervisor, [`inspect`](Self::inspect) or [`list`](Self::list), if it
@@ -135,7 +148,7 @@ impl LeaseSupervisor {
     /// # Errors
     /// [`QueryError`] when the database does not answer.
     pub async fn standby(&self) -> Result<Option<Standby>, QueryError> {
-        self.inner.queries.ask(Query::Standby).await
+        self.inner()?.queries.ask(Query::Standby).await
     }
 
     /// Asks the run that holds a session to stop, whichever process on whichever machine it is in. The request goes out
@@ -185,7 +198,7 @@ impl LeaseSupervisor {
     /// All that are watched share the statements, one for 500 at a time, over a connection and from a thread of their
     /// own: no run waits for those who watch. Dropping the stream ends the watching.
     pub fn watch(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
-        self.inner.watching.observe(key)
+        stream::iter(self.inner().ok().map(|inner| inner.watching.observe(key))).flatten()
     }
 
     /// Starts to ask for many sessions, in key order.
@@ -202,7 +215,7 @@ impl LeaseSupervisor {
     pub async fn sweep(&self) -> Result<u64, QueryError> {
         let mut removed = 0;
         loop {
-            let some = self.inner.queries.ask(|reply| Query::Sweep(SWEEP_BATCH, reply)).await?;
+            let some = self.inner()?.queries.ask(|reply| Query::Sweep(SWEEP_BATCH, reply)).await?;
             removed += some;
             if some < u64::from(SWEEP_BATCH) {
                 return Ok(removed);
@@ -214,7 +227,7 @@ impl LeaseSupervisor {
     ///
     /// A slow listener delays nothing; it misses events, and is told how many.
     pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
-        self.inner.events.subscribe()
+        stream::iter(self.inner().ok().map(|inner| inner.events.subscribe())).flatten()
     }
 
     /// The durations in force.
@@ -239,7 +252,8 @@ impl LeaseSupervisor {
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub async fn is_ready(&self) -> bool {
-        !self.is_draining() && self.inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
+        let Ok(inner) = self.inner() else { return false };
+        !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
     }
 
     /// Whether new runs are refused, since [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.
@@ -256,8 +270,9 @@ impl LeaseSupervisor {
     /// The drain begins when this is first polled and goes on if the future is dropped.
     pub async fn drain(&self) {
         let (drained, is_drained) = oneshot::channel();
-        self.inner.is_closing.store(true, Ordering::Relaxed);
-        self.inner.registry.do_send(Drain { drained });
+        let Ok(inner) = self.inner() else { return };
+        inner.is_closing.store(true, Ordering::Relaxed);
+        inner.registry.do_send(Drain { drained });
         // A supervisor that has ended has no runs either.
         let _ = is_drained.await;
     }
@@ -272,12 +287,14 @@ impl LeaseSupervisor {
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.
     pub async fn shutdown(&self, grace: Duration) -> ShutdownReport {
+        let failed = || ShutdownReport { failed: true, ..ShutdownReport::default() };
+        let Ok(inner) = self.inner() else { return failed() };
         let (reply, reported) = oneshot::channel();
-        self.inner.is_closing.store(true, Ordering::Relaxed);
-        self.inner.registry.do_send(Shutdown { grace, reply: Some(reply) });
+        inner.is_closing.store(true, Ordering::Relaxed);
+        inner.registry.do_send(Shutdown { grace, reply: Some(reply) });
         // An error says that the supervisor has ended before: by a shutdown, or by a failure of its own.
         let _ = reported.await;
-        let host = || self.inner.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = || inner.host.lock().unwrap_or_else(PoisonError::into_inner);
         let over = host().as_ref().map(|host| host.over.clone());
         if let Some(over) = over {
             // The thread says so as its last word: joining it takes no time.
@@ -285,8 +302,14 @@ impl LeaseSupervisor {
             let thread = host().take().map(|host| host.thread);
             let _ = thread.map(JoinHandle::join);
         }
-        let failed = || ShutdownReport { failed: true, ..ShutdownReport::default() };
-        self.inner.report.get().cloned().unwrap_or_else(failed)
+        inner.report.get().cloned().unwrap_or_else(failed)
+    }
+}
+
+impl LeaseSupervisor {
+    /// What there is to ask, unless this is a fork of the process that it lives in.
+    fn inner(&self) -> Result<&Inner, Closed> {
+        self.inner.origin.is_this_process().then_some(&*self.inner).ok_or(Closed)
     }
 }
 
@@ -301,9 +324,22 @@ impl fmt::Debug for LeaseSupervisor {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !self.origin.is_this_process() {
+            return;
+        }
         self.registry.do_send(Shutdown { grace: self.timing.stop_grace(), reply: None });
+        let has_thread = self.host.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
+        // A task that blocks its thread may keep the very work from ending that is waited for.
+        if has_thread && tokio::task::try_id().is_none() {
+            let (released, are_released) = mpsc::channel();
+            self.registry.do_send(Farewell { released });
+            let _ = are_released.recv_timeout(LONGEST_FAREWELL);
+        }
     }
 }
+
+/// How long the last handle waits for releases under way.
+const LONGEST_FAREWELL: Duration = Duration::from_millis(500);
 
 /// Rows removed by one statement of a sweep.
 const SWEEP_BATCH: u32 = 1_000;

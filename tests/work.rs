@@ -10,7 +10,7 @@ mod support;
 #[path = "support/every_backend.rs"]
 mod every_backend;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "process"))]
 #[path = "work/children.rs"]
 mod children;
 

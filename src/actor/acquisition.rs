@@ -157,8 +157,15 @@ impl Acquisition {
     }
 
     fn late(&self, attempts: &Attempts) -> StoreError {
-        let last = attempts.last.as_deref().unwrap_or("no answer");
+        let last =
+            attempts.last.clone().or_else(|| self.unreleased()).unwrap_or_else(|| "no answer".to_owned());
         self.unavailable(format!("not granted within {:?}; last: {last}", self.timing.acquire_timeout()))
+    }
+
+    /// What the request has waited for, if the run before has still to be released.
+    fn unreleased(&self) -> Option<String> {
+        let refusal = self.after.as_ref()?.release_refusal()?;
+        Some(format!("the release of the run before was not confirmed: {refusal}"))
     }
 
     fn unavailable(&self, detail: String) -> StoreError {

@@ -40,7 +40,7 @@ mod closing;
 mod stops;
 
 use closing::Closing;
-pub(crate) use closing::{Drain, Shutdown};
+pub(crate) use closing::{Drain, Farewell, Shutdown};
 pub use closing::{EndedRun, ShutdownReport};
 pub(crate) use stops::{LookForStops, StopSession};
 
@@ -128,8 +128,9 @@ pub(crate) struct AcquireSession {
     pub(crate) limits: Vec<Limit>,
     /// Whom to tell of this run, besides those who are told of all.
     pub(crate) events: Option<Recipient<RunEvent>>,
-    /// When the caller is to be answered at the latest.
-    pub(crate) deadline: Instant,
+    /// When the caller is to be answered at the latest, by the supervisor's clock: the caller's runtime may have one that
+    /// is paused.
+    pub(crate) until: BootInstant,
     /// Cancelled when the caller does not wait any more.
     pub(crate) abandoned: CancellationToken,
     pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
@@ -178,7 +179,7 @@ impl Registry {
             lane: self.links.acquires.clone(),
             means: self.links.means.clone(),
             timing: self.links.run.timing,
-            deadline: first.deadline,
+            deadline: Instant::now() + first.until.saturating_since(self.links.run.clock.now()),
             location: self.links.location.clone(),
             after: session.running.as_ref().map(|earlier| earlier.shared.clone()),
             abandoned: first.abandoned.clone(),
@@ -195,8 +196,8 @@ impl Registry {
         answer: impl Fn() -> AcquireError,
         ctx: &mut Context<Self>,
     ) {
-        let now = Instant::now();
-        let in_time = |request: &AcquireSession| now < request.deadline;
+        let now = self.links.run.clock.now();
+        let in_time = |request: &AcquireSession| now < request.until;
         let (waiting, late): (Vec<_>, Vec<_>) = parked.into_iter().partition(in_time);
         late.into_iter().for_each(|request| request.answer(Err(answer())));
         let mut waiting = waiting.into_iter().filter(|request| !request.abandoned.is_cancelled());
@@ -254,7 +255,7 @@ impl Registry {
         let actor = actor.start();
         if let Some(request) = &grant.stop {
             let reason = EndReason::stopped(request);
-            shared.note_stop(request);
+            shared.note_recorded_stop(request);
             // Before anybody can begin to work under it.
             shared.end(reason.clone());
             actor.do_send(RunMessage::Stop { reason, grace: None });
@@ -479,7 +480,7 @@ impl Running {
                 true => Duration::ZERO,
                 false => expires_at.saturating_since(links.run.clock.now()),
             },
-            stop: self.shared.stop_request().cloned(),
+            stop: self.shared.stop_request(),
         }
     }
 }

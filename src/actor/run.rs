@@ -179,7 +179,7 @@ impl RunActor {
                 self.last_error = None;
                 let remaining = renewed.remaining;
                 if let Some(request) = &renewed.stop {
-                    self.shared.note_stop(request);
+                    self.shared.note_recorded_stop(request);
                 }
                 expires_at_micros = Some(renewed.clock_micros.saturating_add(micros(remaining)));
                 Renewal::Confirmed { sent_at, remaining, stop: renewed.stop }
@@ -223,8 +223,12 @@ impl RunActor {
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| {
             let released = match answer.outcome {
                 Ok(ReleaseOutcome::Released | ReleaseOutcome::NotFound) => Released::Gone,
-                Ok(ReleaseOutcome::Locked) => Released::Unanswered { locked: true },
+                Ok(ReleaseOutcome::Locked) => {
+                    actor.shared.note_release_refusal("its row is locked by another transaction".to_owned());
+                    Released::Unanswered { locked: true }
+                }
                 Err(error) => {
+                    actor.shared.note_release_refusal(error.to_string());
                     actor.span.in_scope(|| debug!(%error, "release not confirmed"));
                     Released::Unanswered { locked: false }
                 }

@@ -20,8 +20,8 @@ use crate::{end::EndReason, error::ScopeError};
 impl Run {
     /// Runs work under this run and releases the session when the work, and all that it started through its
     /// context ([`spawn`](RunContext::spawn), [`spawn_local`](RunContext::spawn_local),
-    #[cfg_attr(unix, doc = "[`child`](RunContext::child)), has ended.")]
-    #[cfg_attr(not(unix), doc = "`child`), has ended.")]
+    #[cfg_attr(all(unix, feature = "process"), doc = "[`child`](RunContext::child)), has ended.")]
+    #[cfg_attr(not(all(unix, feature = "process")), doc = "`child`), has ended.")]
     ///
     /// The work is polled in place, on the caller's task: it may borrow, and need not be `Send`. When it returns, what
     /// it has started is waited for, not cancelled.

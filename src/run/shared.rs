@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -22,6 +22,7 @@ use crate::{
     config::Timing,
     end::{EndReason, Ended},
     event::RunRef,
+    origin::Origin,
     session::{FencingToken, RunId, RunPhase, RunStage, SessionKey, StopRequest},
 };
 
@@ -38,6 +39,10 @@ pub(crate) struct Shared {
     )]
     pub(super) schema: Arc<str>,
     clock: SharedClock,
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite", feature = "process")),
+        allow(dead_code, reason = "neither pins nor children ask for it")
+    )]
     pub(super) timing: Timing,
     trust: Trust,
     /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
@@ -58,8 +63,11 @@ pub(crate) struct Shared {
     /// Who works under this run: the guard, and all that was started through its context.
     pub(super) works: Works,
     end: End,
-    /// The first request to stop that is known here.
-    stop_request: OnceLock<StopRequest>,
+    /// The request to stop that stands, as far as is known here.
+    stop_request: Mutex<Option<StopRequest>>,
+    /// What the last attempt to release met.
+    release_refusal: Mutex<Option<String>>,
+    origin: Origin,
 }
 
 /// How a run starts.
@@ -97,7 +105,9 @@ impl Shared {
             is_stuck: AtomicBool::new(false),
             works: Works::of_guard(),
             end: End::new(token),
-            stop_request: OnceLock::new(),
+            stop_request: Mutex::default(),
+            release_refusal: Mutex::default(),
+            origin: Origin::here(),
         }
     }
 
@@ -111,11 +121,11 @@ impl Shared {
 
     /// Whether trust lasts, whoever may have been told to end.
     pub(super) fn is_trusted(&self) -> bool {
-        self.trust.holds(self.clock.now())
+        self.is_of_this_process() && self.trust.holds(self.clock.now())
     }
 
     pub(crate) fn trusted_for(&self) -> Duration {
-        if self.end.is_told() {
+        if self.end.is_told() || !self.is_of_this_process() {
             return Duration::ZERO;
         }
         self.trust.end().map_or(Duration::ZERO, |until| until.saturating_since(self.clock.now()))
@@ -146,6 +156,7 @@ impl Shared {
     pub(super) fn renewed_for(&self) -> Duration {
         match self.reason() {
             Some(reason) if reason.is_loss() => Duration::ZERO,
+            _ if !self.is_of_this_process() => Duration::ZERO,
             _ => self.renewed_until().saturating_since(self.clock.now()),
         }
     }
@@ -204,18 +215,35 @@ impl Shared {
         !self.stop_was_asked.swap(true, Ordering::Relaxed)
     }
 
-    /// Keeps the first request to stop that anybody has heard of; answers the one that stands, and whether that is this.
-    pub(crate) fn note_stop(&self, request: &StopRequest) -> (&StopRequest, bool) {
-        let mut is_first = false;
-        let stands = self.stop_request.get_or_init(|| {
-            is_first = true;
-            request.clone()
-        });
-        (stands, is_first)
+    /// Keeps the first request to stop that anybody has heard of; answers whether it is this one.
+    pub(crate) fn note_stop(&self, request: &StopRequest) -> bool {
+        let mut stands = self.stop_request.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = stands.is_none();
+        stands.get_or_insert_with(|| request.clone());
+        is_first
     }
 
-    pub(crate) fn stop_request(&self) -> Option<&StopRequest> {
-        self.stop_request.get()
+    /// Keeps the request that the row holds: it stands for everybody who looks.
+    pub(crate) fn note_recorded_stop(&self, request: &StopRequest) {
+        *self.stop_request.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.clone());
+    }
+
+    pub(crate) fn stop_request(&self) -> Option<StopRequest> {
+        self.stop_request.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn note_release_refusal(&self, refusal: String) {
+        *self.release_refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+    }
+
+    /// What the last attempt to release met, if it was not confirmed.
+    pub(crate) fn release_refusal(&self) -> Option<String> {
+        self.release_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether this process is the one that looks after the run, and not a fork of it.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.origin.is_this_process()
     }
 
     pub(super) fn beat(&self) {
@@ -325,7 +353,10 @@ impl Shared {
 
     /// Waits until it is known whether the session was released.
     pub(crate) async fn until_release_known(&self) {
-        self.end.until_row_known().await;
+        // In a fork nobody would ever say so.
+        if self.is_of_this_process() {
+            self.end.until_row_known().await;
+        }
     }
 
     /// Waits until another run may hold the session already; for ever where none may.
@@ -335,10 +366,15 @@ impl Shared {
 
     /// Waits until all that worked under the run has ended or was given up, and its release has had its time.
     pub(super) async fn until_over(&self) {
-        self.end.until_over().await;
+        if self.is_of_this_process() {
+            self.end.until_over().await;
+        }
     }
 
     pub(super) async fn cancelled(self: Arc<Self>) -> EndReason {
+        if !self.is_of_this_process() {
+            return EndReason::Unconfirmed;
+        }
         self.told_to_end().cancelled().await;
         self.first_reason()
     }

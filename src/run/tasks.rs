@@ -186,6 +186,7 @@ enum IfDropped {
     /// It has ended, as was said.
     Ended,
     /// It has ended, or never begun, unless its thread panics.
+    #[cfg(all(unix, feature = "process"))]
     EndedUnlessPanicking,
     CutOff,
 }
@@ -201,7 +202,7 @@ impl WorkEntry {
         context.shared.works.enter().then(|| Self { context, if_dropped: IfDropped::CutOff })
     }
 
-    #[cfg(unix)]
+    #[cfg(all(unix, feature = "process"))]
     pub(super) fn of_child(context: RunContext) -> Option<Self> {
         context.shared.works.enter().then(|| Self { context, if_dropped: IfDropped::EndedUnlessPanicking })
     }
@@ -215,10 +216,16 @@ impl WorkEntry {
 impl Drop for WorkEntry {
     fn drop(&mut self) {
         let RunContext { shared, actor } = &self.context;
+        // What a fork drops is its copy: the run is the parent's.
+        if !shared.is_of_this_process() {
+            return;
+        }
         let cut_off = match (&self.if_dropped, std::thread::panicking()) {
-            (IfDropped::CutOff | IfDropped::EndedUnlessPanicking, true) => Some(EndReason::Panicked),
+            (IfDropped::Ended, _) => None,
+            (_, true) => Some(EndReason::Panicked),
             (IfDropped::CutOff, false) => Some(EndReason::Dropped),
-            _ => None,
+            #[cfg(all(unix, feature = "process"))]
+            (IfDropped::EndedUnlessPanicking, false) => None,
         };
         if let Some(reason) = cut_off {
             self.context.tell_to_end(shared.end(reason));

@@ -52,10 +52,7 @@ use std::{fmt, sync::Arc};
 use futures::future::BoxFuture;
 
 use super::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
-use crate::{
-    session::NodeId,
-    store::finding::{ExaminationPlan, Finding},
-};
+use crate::session::NodeId;
 use look::LookingConnection;
 use target::Target;
 use working::WorkingConnection;
@@ -67,6 +64,7 @@ mod connection;
 mod conninfo;
 mod doubt;
 mod environment;
+#[cfg(feature = "diagnosis")]
 mod examine;
 mod fault;
 mod hosts;
@@ -156,7 +154,11 @@ impl PostgresStore {
         Ok(Self { target: Arc::new(Target::parse(super::url::checked(url)?, login)?) })
     }
 
-    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
+    #[cfg(feature = "diagnosis")]
+    pub(crate) async fn examine(
+        &self,
+        plan: super::finding::ExaminationPlan,
+    ) -> Result<Vec<super::finding::Finding>, StoreError> {
         examine::examine(&self.target, plan).await
     }
 }

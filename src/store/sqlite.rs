@@ -18,15 +18,13 @@ use self::{
     file::DatabaseFile,
 };
 use super::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
-use crate::{
-    session::NodeId,
-    store::finding::{ExaminationPlan, Finding},
-};
+use crate::session::NodeId;
 
 mod acquire;
 mod batch;
 mod changes;
 mod connection;
+#[cfg(feature = "diagnosis")]
 mod examine;
 mod failure;
 mod file;
@@ -99,7 +97,11 @@ impl SqliteStore {
         Self { file: self.file.without_creating() }
     }
 
-    pub(crate) async fn examine(&self, plan: ExaminationPlan) -> Vec<Finding> {
+    #[cfg(feature = "diagnosis")]
+    pub(crate) async fn examine(
+        &self,
+        plan: super::finding::ExaminationPlan,
+    ) -> Vec<super::finding::Finding> {
         examine::examine(&self.file, plan).await
     }
 

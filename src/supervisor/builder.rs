@@ -30,6 +30,7 @@ use crate::{
     error::StartError,
     event::{EventSender, RunEvent, forward},
     limits,
+    origin::Origin,
     session::{Label, NodeId},
     store::{self, Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError},
 };
@@ -487,6 +488,7 @@ impl Plan {
             host,
             is_closing,
             report,
+            origin: Origin::here(),
         };
         Ok(Started { inner, watcher, over, goodbyes })
     }

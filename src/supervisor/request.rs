@@ -4,7 +4,6 @@ use std::{fmt, future::IntoFuture, time::Duration};
 
 use actix::Recipient;
 use futures::{channel::oneshot, future::BoxFuture};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::LeaseSupervisor;
@@ -66,7 +65,7 @@ impl AcquireBuilder {
     }
 
     async fn send(self) -> Result<Run, AcquireError> {
-        let inner = &self.supervisor.inner;
+        let inner = self.supervisor.inner()?;
         let label = self.holder.map(Label::new).transpose()?.unwrap_or_else(|| inner.label.clone());
         let phase = self.phase.map(RunPhase::new).transpose()?.unwrap_or_default();
         let (reply, answer) = oneshot::channel();
@@ -79,7 +78,7 @@ impl AcquireBuilder {
             phase,
             limits,
             events,
-            deadline: Instant::now() + inner.timing.acquire_timeout(),
+            until: inner.clock.now() + inner.timing.acquire_timeout(),
             abandoned,
             reply,
         });
@@ -144,7 +143,7 @@ impl ListBuilder {
         while left > 0 {
             let page = Page { limit: left.min(PAGE), after, ..self.page.clone() };
             let asked = page.limit;
-            let rows = self.supervisor.inner.queries.ask(|reply| Query::List(page, reply)).await?;
+            let rows = self.supervisor.inner()?.queries.ask(|reply| Query::List(page, reply)).await?;
             let got = u32::try_from(rows.len()).unwrap_or(u32::MAX);
             found.extend(rows);
             after = found.last().map(|status| status.key.clone());

@@ -9,6 +9,7 @@ use crate::{
     actor::{registry::StopSession, watching::Watching},
     clock::BootInstant,
     error::{Closed, StopError},
+    origin::Origin,
     session::{Holder, Reason, Requester, RunId, SessionKey},
     store::StopRun,
 };
@@ -45,7 +46,7 @@ impl StopBuilder {
     }
 
     async fn send(self) -> Result<StopAnswer, StopError> {
-        let inner = &self.supervisor.inner;
+        let inner = self.supervisor.inner()?;
         let by = self.by.map(Requester::new).transpose()?;
         let reason = self.reason.map(Reason::new).transpose()?;
         let item = StopRun { key: self.key.clone(), run_id: self.run_id, by, reason };
@@ -56,7 +57,14 @@ impl StopBuilder {
         };
         inner.watching.nudge(self.key.clone());
         let (watching, asked_at) = (inner.watching.clone(), inner.clock.now());
-        let asked = Asked { key: self.key, holder: asked.holder, first: asked.first, watching, asked_at };
+        let asked = Asked {
+            key: self.key,
+            holder: asked.holder,
+            first: asked.first,
+            watching,
+            asked_at,
+            origin: inner.origin,
+        };
         Ok(StopAnswer::Asked(Box::new(asked)))
     }
 }
@@ -88,6 +96,7 @@ pub struct Asked {
     first: bool,
     watching: Watching,
     asked_at: BootInstant,
+    origin: Origin,
 }
 
 impl Asked {
@@ -118,7 +127,9 @@ impl Asked {
     /// # Cancel safety
     /// Dropping the future only stops waiting.
     pub fn stopped(&self) -> impl Future<Output = Result<(), Closed>> + Send + use<> {
-        self.watching.until_gone(&self.key, self.holder.run_id, self.asked_at)
+        let is_here = self.origin.is_this_process();
+        let gone = is_here.then(|| self.watching.until_gone(&self.key, self.holder.run_id, self.asked_at));
+        async move { gone.ok_or(Closed)?.await }
     }
 }
 

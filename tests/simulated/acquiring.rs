@@ -392,3 +392,25 @@ fn an_unknown_scheme_is_refused_with_the_ones_there_are_and_without_the_password
     assert!(matches!(unknown, StoreError::Url { .. }));
     assert!(!unknown.is_transient() && !unknown.to_string().contains("secret"), "{unknown}");
 }
+
+#[test]
+fn an_acquire_right_after_a_drop_names_what_keeps_the_release() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "unreachable").await;
+        sim.store.set_fault(Fault::Unreachable);
+        drop(run);
+        let error = supervisor.acquire(&key("unreachable")).await.unwrap_err().to_string();
+        assert!(
+            error.contains("the release of the run before") && error.contains("connection refused"),
+            "{error}"
+        );
+        sim.store.set_fault(Fault::None);
+
+        let run = held(&supervisor, "locked").await;
+        sim.store.set_locked(run.key(), true);
+        drop(run);
+        let error = supervisor.acquire(&key("locked")).await.unwrap_err().to_string();
+        assert!(error.contains("the release of the run before") && error.contains("locked by"), "{error}");
+    });
+}

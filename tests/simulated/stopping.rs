@@ -3,7 +3,7 @@
 use std::{cell::Cell, rc::Rc};
 
 use tenure::{
-    Asked, EndReason, InvalidText, StopAnswer, StopBuilder, StopError, store::memory::Fault,
+    AcquireError, Asked, EndReason, InvalidText, StopAnswer, StopBuilder, StopError, store::memory::Fault,
     testing::simulate,
 };
 use tokio::{task::spawn_local, time::timeout};
@@ -396,5 +396,28 @@ fn a_stop_and_the_end_of_the_work_in_either_order_give_one_reason() {
             .unwrap_err();
         assert_eq!(ended.reason(), &by_ops());
         assert_eq!(ended.into_value(), Some(7));
+    });
+}
+
+#[test]
+fn the_request_to_stop_is_the_same_whichever_process_refuses() {
+    simulate(async |sim| {
+        let (desktop, browser) = (supervisor(&sim).await, supervisor(&sim).await);
+        for (session, asking) in [("asked elsewhere", &browser), ("asked here", &desktop)] {
+            let run = held(&desktop, session).await;
+            // The database's clock is another one than that of either process.
+            sim.store.step_clock_forward(millis(1));
+            let _ = asking.stop(run.key()).by("ann").reason("wrong branch").await.unwrap();
+            run.cancelled().await;
+            let mut seen = Vec::new();
+            for device in [&desktop, &browser] {
+                match device.acquire(run.key()).await {
+                    Err(AcquireError::Busy(busy)) => seen.push(busy.holder().stop.clone()),
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(seen[0].as_ref().and_then(|stop| stop.by.as_deref()), Some("ann"), "{session}");
+            assert_eq!(seen[0], seen[1], "{session}");
+        }
     });
 }

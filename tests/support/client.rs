@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tenure::{
-    Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
+    Holder, Label, NodeId, RunId, RunPhase, RunStage, SessionKey,
     store::{
-        Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Release, ReleaseOutcome, Renew,
-        RenewOutcome, Renewed, StopOutcome, StopRun,
+        Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Reason, Release, ReleaseOutcome,
+        Renew, RenewOutcome, Renewed, Requester, StopOutcome, StopRun,
     },
 };
 

@@ -1,12 +1,15 @@
 //! How a registry ends: it takes no new runs, lets the old ones finish or tells them to, and reports.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use actix::{ActorContext, AsyncContext, Context, Handler, Message};
 use futures::channel::oneshot;
 use tracing::{info, warn};
 
-use super::{Registry, Running};
+use super::{LocalSession, Registry, Running};
 use crate::{
     end::{EndReason, Ended},
     event::RunRef,
@@ -18,6 +21,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Closing {
     drained: Vec<oneshot::Sender<()>>,
+    farewells: Vec<mpsc::Sender<()>>,
     /// Set once the runs were told to end as well.
     shutdown: Option<ShuttingDown>,
 }
@@ -46,6 +50,14 @@ pub(crate) struct Shutdown {
     pub(crate) grace: Duration,
     /// Told when the report is in its place; dropped when the registry ends without one.
     pub(crate) reply: Option<oneshot::Sender<()>>,
+}
+
+/// The last handle goes, and perhaps the process with it.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Farewell {
+    /// Told when no release is under way any more.
+    pub(crate) released: mpsc::Sender<()>,
 }
 
 /// What a shutdown ended, and what it left behind.
@@ -108,7 +120,21 @@ impl Registry {
         }
     }
 
+    /// Whether a row is on its way out: of a run whose work has ended, or of a request that nobody waits for.
+    fn is_releasing(&self) -> bool {
+        let is_going = |session: &LocalSession| {
+            session.acquiring.is_some()
+                || session.running.as_ref().is_some_and(|running| running.shared.is_work_over())
+        };
+        !self.orphans.is_empty() || self.sessions.values().any(is_going)
+    }
+
     pub(super) fn end_when_empty(&mut self, ctx: &mut Context<Self>) {
+        let is_releasing = self.is_releasing();
+        if let Some(closing) = self.closing.as_mut().filter(|_| !is_releasing) {
+            // Dropped is told.
+            closing.farewells.clear();
+        }
         let Some(closing) = self.closing.as_mut() else { return };
         if !self.sessions.is_empty() {
             return;
@@ -157,6 +183,15 @@ impl Handler<Drain> for Registry {
             info!(sessions = self.sessions.len(), "draining");
         }
         self.closing.get_or_insert_default().drained.push(drain.drained);
+        self.end_when_empty(ctx);
+    }
+}
+
+impl Handler<Farewell> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, Farewell { released }: Farewell, ctx: &mut Context<Self>) {
+        self.closing.get_or_insert_default().farewells.push(released);
         self.end_when_empty(ctx);
     }
 }

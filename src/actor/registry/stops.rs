@@ -76,7 +76,7 @@ impl Registry {
         let works = |run: &&Running| !run.shared.is_work_over();
         let running = running.as_ref().filter(is_meant).filter(works)?;
         running.actor.do_send(RunMessage::Stop { reason: EndReason::stopped(request), grace: None });
-        let (_, first) = running.shared.note_stop(request);
+        let first = running.shared.note_stop(request);
         let holder = running.holder(&self.links);
         (!holder.expires_in.is_zero()).then_some(AskedRun { holder, first })
     }
@@ -230,6 +230,10 @@ impl Handler<StopFound> for Registry {
     type Result = ();
 
     fn handle(&mut self, StopFound { key, run_id, request }: StopFound, _: &mut Context<Self>) {
+        let running = self.sessions.get(&key).and_then(|session| session.running.as_ref());
+        if let Some(running) = running.filter(|running| running.shared.run_id == run_id) {
+            running.shared.note_recorded_stop(&request);
+        }
         self.stop_here(&key, Some(run_id), &request);
     }
 }

@@ -36,6 +36,7 @@ pub(super) fn is_retried(error: &Error) -> bool {
 }
 
 /// The server's own time-out has ended the statement.
+#[cfg(feature = "diagnosis")]
 pub(super) fn is_timeout(error: &Error) -> bool {
     code(error).as_deref() == Some("57014")
 }
