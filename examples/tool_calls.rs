@@ -17,7 +17,7 @@ use {
         process::{Command, Stdio},
         time::Duration,
     },
-    tenure::{ChildTree, LeaseSupervisor, RunContext, SessionKey, process::Outcome},
+    tenure::{ChildTree, LeaseSupervisor, RunContext, SessionKey, process::ProcessOutcome},
     tokio::{
         io::AsyncReadExt,
         process::ChildStdout,
@@ -139,8 +139,8 @@ async fn report(name: &str, tool: &ChildTree) {
     println!("ended    {name:<8}  {status}");
     for process in end.tree.processes() {
         let how = match process.how {
-            Outcome::Terminated => "ended when it was told to",
-            Outcome::Killed => "HAD TO BE KILLED",
+            ProcessOutcome::Terminated => "ended when it was told to",
+            ProcessOutcome::Killed => "HAD TO BE KILLED",
             _ => "IS STILL ALIVE",
         };
         println!("                     {} {}: {how}", process.name, process.pid);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tenure::{ChildTree, Run, RunContext, process::Outcome};
+use tenure::{ChildTree, Run, RunContext, process::ProcessOutcome};
 
 use super::{
     support::{background, process_table, wait_until},
@@ -114,7 +114,7 @@ async fn i6_a_session_is_free_only_after_the_last_process_of_its_run_has_gone(ba
     assert!(end.tree.is_verified());
     assert!(end.tree.killed().count() >= 1, "one ignores SIGTERM: {end:?}");
     let leader = end.tree.processes().iter().find(|process| process.pid == child.pid()).unwrap();
-    assert_eq!(leader.how, Outcome::Terminated, "it had its grace");
+    assert_eq!(leader.how, ProcessOutcome::Terminated, "it had its grace");
 }
 
 /// The run learns at its next renewal that its lease is over, and its work has no grace then (invariant I13).
