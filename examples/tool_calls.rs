@@ -19,7 +19,7 @@ use {
     },
     tenure::{
         LeaseSupervisor, RunContext, SessionKey,
-        process::{ChildTree, Outcome},
+        process::{ChildTree, ProcessOutcome},
     },
     tokio::{
         io::AsyncReadExt,
@@ -142,8 +142,8 @@ async fn report(name: &str, tool: &ChildTree) {
     println!("ended    {name:<8}  {status}");
     for process in end.tree.processes() {
         let how = match process.how {
-            Outcome::Terminated => "ended when it was told to",
-            Outcome::Killed => "HAD TO BE KILLED",
+            ProcessOutcome::Terminated => "ended when it was told to",
+            ProcessOutcome::Killed => "HAD TO BE KILLED",
             _ => "IS STILL ALIVE",
         };
         println!("                     {} {}: {how}", process.name, process.pid);

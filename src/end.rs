@@ -6,7 +6,7 @@ use crate::{session::StopRequest, text::printable};
 
 /// Why a run ended. The first reason wins and stays (invariant I3).
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "reason", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum EndReason {
@@ -41,7 +41,7 @@ pub enum EndReason {
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Ended {
     /// The first reason.
@@ -56,20 +56,28 @@ pub struct Ended {
 
 /// A limit on a run that no renewal prolongs: renewals prove that a process lives, not that work advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Limit {
     /// The whole run may take this long, time in suspend included.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "max_duration_ms", serialize_with = "crate::session::millis")
+        serde(
+            rename = "max_duration_ms",
+            serialize_with = "crate::session::millis",
+            deserialize_with = "crate::session::from_millis"
+        )
     )]
     MaxDuration(Duration),
     /// The work may go this long without a [`beat`](crate::RunContext::beat), time in suspend included.
     #[cfg_attr(
         feature = "serde",
-        serde(rename = "max_silence_ms", serialize_with = "crate::session::millis")
+        serde(
+            rename = "max_silence_ms",
+            serialize_with = "crate::session::millis",
+            deserialize_with = "crate::session::from_millis"
+        )
     )]
     MaxSilence(Duration),
 }

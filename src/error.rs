@@ -53,7 +53,7 @@ impl AcquireError {
 
 /// Another run holds the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Busy {
     holder: Holder,
 }

@@ -139,8 +139,8 @@
 //!   whole tests to start from.
 //! - `tower`: the layer that refuses late writers in front of an HTTP service, [`fence_gate::FenceLayer`].
 //! - `cli`: the command `tenure`.
-//! - `serde`: `Serialize` for what is told to others (keys, ids, holders, states, refusals, events, ends), and
-//!   `Deserialize`, with the constructors' checks, for keys, ids, labels and phases.
+//! - `serde`: `Serialize` for what is told to others, and `Deserialize` for what a client reads of it: keys, ids, labels
+//!   and phases with the checks of their constructors, refusals ([`Busy`]), holders, states, requests to stop, and ends.
 
 mod actor;
 mod apart;

@@ -206,7 +206,7 @@ impl ProcessTree {
 /// A live process of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    id: Identity,
+    id: ProcessIdentity,
     group: i32,
     name: String,
     is_stopped: bool,
@@ -231,7 +231,7 @@ impl Member {
 
 /// A process, whatever becomes of its id: `start` is when it started, in ticks since the machine did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Identity {
+struct ProcessIdentity {
     pid: i32,
     start: u64,
 }
@@ -265,17 +265,17 @@ impl TreeEnd {
 
     /// Those that had to be killed, and are gone.
     pub fn killed(&self) -> impl Iterator<Item = &ProcessEnd> {
-        self.processes.iter().filter(|process| process.how == Outcome::Killed)
+        self.processes.iter().filter(|process| process.how == ProcessOutcome::Killed)
     }
 
     /// Those that were to live on: see [`ProcessTree::leaving`].
     pub fn left(&self) -> impl Iterator<Item = &ProcessEnd> {
-        self.processes.iter().filter(|process| process.how == Outcome::Left)
+        self.processes.iter().filter(|process| process.how == ProcessOutcome::Left)
     }
 
     /// Those that are still alive.
     pub fn survivors(&self) -> impl Iterator<Item = &ProcessEnd> {
-        self.processes.iter().filter(|process| process.how == Outcome::Survived)
+        self.processes.iter().filter(|process| process.how == ProcessOutcome::Survived)
     }
 }
 
@@ -288,13 +288,13 @@ pub struct ProcessEnd {
     /// The name of its program when it was last seen.
     pub name: String,
     /// How it ended.
-    pub how: Outcome,
+    pub how: ProcessOutcome,
 }
 
 /// How a process ended that was to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum ProcessOutcome {
     /// Within the grace: SIGTERM sufficed, or it ended by itself.
     Terminated,
     /// It was sent SIGKILL.

@@ -81,6 +81,11 @@ mod sqlite;
 mod url;
 
 pub use crate::session::{Reason, Requester, UnknownStage};
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use contract::sealed;
+#[cfg(not(feature = "testing"))]
+pub(crate) use contract::sealed;
 pub use contract::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, SharedStore, VerbKind};
 pub use error::StoreError;
 pub use hints::{Hint, Listener};
@@ -106,6 +111,13 @@ pub const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 /// The most items a caller should hand over in one call: with more, PostgreSQL once chose a plan that took
 /// seconds.
 pub const MAX_BATCH: usize = 500;
+
+#[cfg(feature = "testing")]
+impl sealed::Sealed for MemoryStore {}
+#[cfg(feature = "postgres")]
+impl sealed::Sealed for PostgresStore {}
+#[cfg(feature = "sqlite")]
+impl sealed::Sealed for SqliteStore {}
 
 /// The store that a URL names, by its scheme.
 ///

@@ -34,6 +34,9 @@
 //! - *the machine sleeps*: [`SimClock::suspend`]; *a virtual machine is paused*: [`SimClock::pause`];
 //! - *the database's clock is stepped*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
 //!
+//! Values that only a supervisor makes otherwise, for tests of code that handles them: [`busy`], [`holder`], [`ended`],
+//! [`run_ref`]. Their public fields can be changed afterwards.
+//!
 //! What came of it: [`MemoryStore::row`], [`MemoryStore::is_empty`], and the run's own [`Ended`](crate::Ended).
 //!
 #![doc = include_str!("../docs/testing.md")]
@@ -53,6 +56,10 @@ use crate::{
     store::MemoryStore,
     supervisor::{LeaseSupervisor, LeaseSupervisorBuilder},
 };
+
+mod values;
+
+pub use values::{busy, ended, holder, run_ref};
 
 /// Runs a test in virtual time, on a fresh actix system on the current thread.
 ///

@@ -1,31 +1,9 @@
 //! What those see who watch a session.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+pub use crate::session::Standby;
 use crate::session::{FencingToken, Holder, Label, RunId, RunPhase, RunStage, SessionStatus, StopRequest};
-
-/// A server that takes no writes and has answered all the same, as for a supervisor that
-/// [only looks](crate::LeaseSupervisorBuilder::looking_only).
-///
-/// What it shows was so once: it knows nothing of what its primary has done since, and a primary that was demoted
-/// nothing of its successor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Standby {
-    /// Which server, for people: without credentials.
-    pub server: String,
-    /// How old the last commit is that it knows: what it shows is no older than that. `None` where the server cannot
-    /// say.
-    #[cfg_attr(feature = "serde", serde(rename = "behind_ms", serialize_with = "optional_millis"))]
-    pub behind: Option<Duration>,
-}
-
-#[cfg(feature = "serde")]
-fn optional_millis<S: serde::Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    let millis = time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    serde::Serialize::serialize(&millis, serializer)
-}
 
 /// A session as somebody sees it who watches it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use support::{process, process_table};
 use tempfile::TempDir;
 use tenure::{
     RunId,
-    process::{Outcome, ProcessTree, Progress, TreeEnd, marker_name, prepare},
+    process::{ProcessOutcome, ProcessTree, Progress, TreeEnd, marker_name, prepare},
 };
 
 /// Longer than any test: what ends sooner was ended.
@@ -88,7 +88,7 @@ fn kill_if_sleeping(pids: &[i32]) {
     }
 }
 
-fn how(end: &TreeEnd, pid: i32) -> Outcome {
+fn how(end: &TreeEnd, pid: i32) -> ProcessOutcome {
     let found = end.processes().iter().find(|process| process.pid == pid as u32);
     found.unwrap_or_else(|| panic!("{pid} is not in {end:?}")).how
 }
@@ -98,8 +98,8 @@ fn a_child_and_a_grandchild_end_by_sigterm_within_the_grace() {
     let mut tree = Tree::start(r#"sleep 600 & echo $! > $pids; ready; wait"#);
     let end = tree.handle().end_blocking(LONG_GRACE);
     tree.assert_gone(&end);
-    assert_eq!(how(&end, tree.child.id() as i32), Outcome::Terminated);
-    assert_eq!(how(&end, tree.pids()[0]), Outcome::Terminated);
+    assert_eq!(how(&end, tree.child.id() as i32), ProcessOutcome::Terminated);
+    assert_eq!(how(&end, tree.pids()[0]), ProcessOutcome::Terminated);
     assert_eq!(end.killed().count(), 0);
 }
 
@@ -108,7 +108,7 @@ fn a_grandchild_in_a_session_of_its_own_does_not_outlive_the_run() {
     let mut tree = Tree::start(r#"setsid sh -c 'echo $$ > $pids; : > $dir/ready; exec sleep 600' & wait"#);
     let end = tree.handle().end_blocking(LONG_GRACE);
     tree.assert_gone(&end);
-    assert_eq!(how(&end, tree.pids()[0]), Outcome::Terminated);
+    assert_eq!(how(&end, tree.pids()[0]), ProcessOutcome::Terminated);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_daemon_that_forked_twice_does_not_outlive_the_run() {
     let mut tree = Tree::start(script);
     let end = tree.handle().end_blocking(LONG_GRACE);
     tree.assert_gone(&end);
-    assert_eq!(how(&end, tree.pids()[0]), Outcome::Terminated);
+    assert_eq!(how(&end, tree.pids()[0]), ProcessOutcome::Terminated);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_process_with_a_cleared_environment_is_found_below_its_parents() {
     let mut tree = Tree::start(script);
     let end = tree.handle().end_blocking(LONG_GRACE);
     tree.assert_gone(&end);
-    assert_eq!(how(&end, tree.pids()[0]), Outcome::Terminated);
+    assert_eq!(how(&end, tree.pids()[0]), ProcessOutcome::Terminated);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_hidden_daemon_is_found_when_it_was_seen_before_its_parents_left() {
     tree.wait_for("left");
     let end = handle.end_blocking(LONG_GRACE);
     tree.assert_gone(&end);
-    assert_eq!(how(&end, tree.pids()[0]), Outcome::Terminated);
+    assert_eq!(how(&end, tree.pids()[0]), ProcessOutcome::Terminated);
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn one_that_ignores_sigterm_is_killed_after_the_grace() {
     let mut tree = Tree::start(r#"trap '' TERM; sleep 600 & echo $! > $pids; ready; wait"#);
     let end = tree.handle().end_blocking(SHORT_GRACE);
     tree.assert_gone(&end);
-    assert_eq!(how(&end, tree.pids()[0]), Outcome::Killed);
-    assert_eq!(how(&end, tree.child.id() as i32), Outcome::Killed);
+    assert_eq!(how(&end, tree.pids()[0]), ProcessOutcome::Killed);
+    assert_eq!(how(&end, tree.child.id() as i32), ProcessOutcome::Killed);
 }
 
 #[test]
@@ -315,6 +315,9 @@ fn end_a_hidden_daemon(commands: process::Commands) {
     assert!(tree.handle().members().is_empty(), "only parenthood leads to it");
     let pid = tree.pids()[0];
     let end = ProcessTree::of(tree.run).with_all_below_this_process().end_blocking(LONG_GRACE);
-    process::say(format_args!("ended {} {pid}", end.is_verified() && how(&end, pid) == Outcome::Terminated));
+    process::say(format_args!(
+        "ended {} {pid}",
+        end.is_verified() && how(&end, pid) == ProcessOutcome::Terminated
+    ));
     commands.stay()
 }

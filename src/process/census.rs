@@ -15,10 +15,10 @@ use rustix::{
 };
 
 use super::{
-    Identity, Look, Member,
+    Look, Member, ProcessIdentity,
     leave::Leave,
     patience::Patience,
-    table::{Entry, Table, children, list},
+    table::{ProcessEntry, Table, children, list},
 };
 use crate::clock::BootInstant;
 
@@ -37,12 +37,12 @@ pub(super) struct Census {
     marker: Vec<u8>,
     all_below: Option<i32>,
     /// Members of the last look, zombies included. Their ids may be recycled once they are not in the table.
-    known: HashSet<Identity>,
+    known: HashSet<ProcessIdentity>,
     /// Groups and sessions that a member was seen to lead, with that member's start. The kernel does not give
     /// such an id away while anybody is in the group or session.
     groups: HashMap<i32, u64>,
     sessions: HashMap<i32, u64>,
-    root: Option<Identity>,
+    root: Option<ProcessIdentity>,
     leave: Leave,
 }
 
@@ -64,17 +64,17 @@ impl Census {
     }
 
     /// Whether this one was found to live on by permission.
-    pub(super) fn is_left_behind(&self, id: Identity) -> bool {
+    pub(super) fn is_left_behind(&self, id: ProcessIdentity) -> bool {
         self.leave.holds(id)
     }
 
     /// Those of the last look that live on by permission, with their names.
-    pub(super) fn left(&self) -> impl Iterator<Item = (Identity, &str)> {
+    pub(super) fn left(&self) -> impl Iterator<Item = (ProcessIdentity, &str)> {
         self.leave.left()
     }
 
     pub(super) fn set_root(&mut self, pid: u32) {
-        if let Some(root) = pid.try_into().ok().and_then(Entry::read) {
+        if let Some(root) = pid.try_into().ok().and_then(ProcessEntry::read) {
             self.root = Some(root.id);
             self.admit(&root);
         }
@@ -94,18 +94,19 @@ impl Census {
     pub(super) fn scan(&mut self, patience: &Patience) -> Option<Look> {
         let table = Table::look(patience)?;
         let inside = self.members_of(&table).into_iter().map(|index| &table.entries[index]);
-        let members = inside.filter(|entry| entry.is_alive()).map(Entry::member).collect();
+        let members = inside.filter(|entry| entry.is_alive()).map(ProcessEntry::member).collect();
         Some(Look { members, is_complete: table.is_complete })
     }
 
     /// Those of the last look, or the root where there was none, who are alive, and those whom the kernel lists as
     /// descendants: no proof that there are no others, but far cheaper than a look.
     pub(super) fn at_hand(&self) -> Vec<Member> {
-        let known = self.known.iter().filter_map(|id| Entry::read(id.pid).filter(|entry| entry.id == *id));
+        let known =
+            self.known.iter().filter_map(|id| ProcessEntry::read(id.pid).filter(|entry| entry.id == *id));
         let mut entries: HashMap<_, _> = known.map(|entry| (entry.id, entry)).collect();
         let mut parents: Vec<_> = self.all_below.into_iter().collect();
         while let Some(parent) = parents.pop() {
-            for entry in children(parent).into_iter().filter_map(Entry::read) {
+            for entry in children(parent).into_iter().filter_map(ProcessEntry::read) {
                 // What descends from one that is left is left.
                 if !self.is_left(&entry) {
                     parents.push(entry.id.pid);
@@ -114,14 +115,14 @@ impl Census {
             }
         }
         entries.retain(|_, entry| !self.is_left(entry));
-        entries.values().filter(|entry| entry.is_alive()).map(Entry::member).collect()
+        entries.values().filter(|entry| entry.is_alive()).map(ProcessEntry::member).collect()
     }
 
     /// Sends a signal to the groups whose leader is there, if only as a zombie: whoever is in them then, known or not.
     pub(super) fn signal_led_groups(&self, signal: Signal) {
         for (group, start) in &self.groups {
-            let leads = |entry: Entry| entry.id.start == *start && entry.leads_group();
-            let is_led = self.is_ours_alone(*group) && Entry::read(*group).is_some_and(leads);
+            let leads = |entry: ProcessEntry| entry.id.start == *start && entry.leads_group();
+            let is_led = self.is_ours_alone(*group) && ProcessEntry::read(*group).is_some_and(leads);
             if let Some(group) = Pid::from_raw(*group).filter(|_| is_led) {
                 let _ = kill_process_group(group, signal);
             }
@@ -167,7 +168,7 @@ impl Census {
                 if listed.contains(&pid) {
                     continue;
                 }
-                let Some(entry) = Entry::read(pid) else { continue };
+                let Some(entry) = ProcessEntry::read(pid) else { continue };
                 let is_child_of_member = self.known.iter().any(|id| id.pid == entry.parent);
                 let is_member = if is_child_of_member || self.is_member_by_itself(&entry) {
                     Some(true)
@@ -234,19 +235,19 @@ impl Census {
         left
     }
 
-    fn is_left(&self, entry: &Entry) -> bool {
+    fn is_left(&self, entry: &ProcessEntry) -> bool {
         self.root != Some(entry.id) && self.leave.means(entry)
     }
 
     /// Whether this entry alone, its markers aside, shows that it belongs to the tree.
-    fn is_member_by_itself(&self, entry: &Entry) -> bool {
+    fn is_member_by_itself(&self, entry: &ProcessEntry) -> bool {
         self.known.contains(&entry.id)
             || self.groups.contains_key(&entry.group)
             || self.sessions.contains_key(&entry.session)
             || self.all_below == Some(entry.parent)
     }
 
-    fn admit(&mut self, entry: &Entry) {
+    fn admit(&mut self, entry: &ProcessEntry) {
         self.known.insert(entry.id);
         if entry.leads_group() {
             self.groups.insert(entry.group, entry.id.start);
@@ -329,20 +330,20 @@ fn is_childless() -> bool {
     waitid(WaitId::All, any).is_err_and(|error| error == Errno::CHILD)
 }
 
-fn is_still(id: Identity) -> bool {
-    Entry::read(id.pid).is_some_and(|entry| entry.id == id)
+fn is_still(id: ProcessIdentity) -> bool {
+    ProcessEntry::read(id.pid).is_some_and(|entry| entry.id == id)
 }
 
 /// A group cannot change owners while a member is in it; that one is, was seen a moment ago. For the id to come
 /// round again, tens of thousands of processes would have to start in that moment.
 fn send_to_group_of(member: &Member, signal: Signal) -> bool {
-    let is_there = Entry::read(member.id.pid)
+    let is_there = ProcessEntry::read(member.id.pid)
         .is_some_and(|entry| entry.id == member.id && entry.group == member.group && entry.is_alive());
     let group = Pid::from_raw(member.group);
     is_there && group.is_some_and(|group| kill_process_group(group, signal).is_ok())
 }
 
-fn send(id: Identity, signal: Signal) -> io::Result<()> {
+fn send(id: ProcessIdentity, signal: Signal) -> io::Result<()> {
     let Some(pid) = Pid::from_raw(id.pid) else { return Ok(()) };
     match pidfd_open(pid, PidfdFlags::empty()) {
         // The identity is checked when the descriptor already holds the process.
@@ -358,9 +359,9 @@ fn send(id: Identity, signal: Signal) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn entry(pid: i32, parent: i32, group: i32, session: i32) -> Entry {
-        let id = Identity { pid, start: 100 + pid.unsigned_abs() as u64 };
-        Entry {
+    fn entry(pid: i32, parent: i32, group: i32, session: i32) -> ProcessEntry {
+        let id = ProcessIdentity { pid, start: 100 + pid.unsigned_abs() as u64 };
+        ProcessEntry {
             id,
             parent,
             group,
@@ -373,13 +374,13 @@ mod tests {
         }
     }
 
-    fn census(root: &Entry) -> Census {
+    fn census(root: &ProcessEntry) -> Census {
         let mut census = Census::of("MARK".into());
         census.admit(root);
         census
     }
 
-    fn pids(census: &mut Census, entries: &[Entry]) -> Vec<i32> {
+    fn pids(census: &mut Census, entries: &[ProcessEntry]) -> Vec<i32> {
         let table = Table::of(entries.to_vec(), true);
         census.members_of(&table).into_iter().map(|index| table.entries[index].id.pid).collect()
     }
@@ -406,8 +407,8 @@ mod tests {
             entry(A + 3, 1, A + 9, A + 2),     // one that left its parents, in that session
             entry(A + 4, 1, A, 1),             // one that left its parents, in the root's group
             entry(A + 5, 1, 1, 1),             // a stranger
-            Entry { markers: vec![(*b"MARK").into()], ..entry(A + 6, 1, A + 6, A + 6) }, // left by everybody, but marked
-            entry(A + 7, A + 6, A + 7, A + 7),                                           // its child
+            ProcessEntry { markers: vec![(*b"MARK").into()], ..entry(A + 6, 1, A + 6, A + 6) }, // left by everybody, but marked
+            entry(A + 7, A + 6, A + 7, A + 7),                                                  // its child
         ];
         let found = pids(&mut census(&root), &table);
         assert_eq!(found, [A, A + 1, A + 2, A + 3, A + 4, A + 6, A + 7]);
@@ -419,14 +420,14 @@ mod tests {
         let mut census = census(&root);
         let daemon = entry(A + 1, A, A + 1, A + 1);
         assert_eq!(pids(&mut census, &[root, daemon.clone()]), [A, A + 1]);
-        let left = Entry { parent: 1, ..daemon };
+        let left = ProcessEntry { parent: 1, ..daemon };
         let its_child = entry(A + 2, A + 1, A + 2, A + 2);
         assert_eq!(pids(&mut census, &[left, its_child]), [A + 1, A + 2]);
     }
 
     #[test]
     fn who_is_to_be_left_is_no_member_nor_is_its_offspring_and_the_root_always_is() {
-        let named = |name: &str, entry: Entry| Entry { name: name.into(), ..entry };
+        let named = |name: &str, entry: ProcessEntry| ProcessEntry { name: name.into(), ..entry };
         let root = named("tmux: server", entry(A, 1, A, 1));
         let mut census = census(&root);
         census.root = Some(root.id);

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Identity, Look, Member, Outcome, ProcessEnd, TreeEnd,
+    Look, Member, ProcessEnd, ProcessIdentity, ProcessOutcome, TreeEnd,
     census::{Census, started_before},
     patience::Patience,
 };
@@ -37,18 +37,18 @@ const INCOMPLETE_LOOKS_FOR_PROOF: u32 = 20;
 #[must_use = "processes are signalled only by its steps"]
 pub struct Ending {
     census: Census,
-    phase: Phase,
+    reached: EndingStep,
     /// Ends the grace, from another thread too.
     killed: Option<CancellationToken>,
     /// All that were ever found.
-    seen: HashMap<Identity, Seen>,
+    seen: HashMap<ProcessIdentity, SeenProcess>,
     /// How many looks in a row found nobody: complete ones, and all.
     empty_looks: (u32, u32),
     pause: Duration,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum EndingStep {
     /// Members may end by themselves until then.
     Grace { until: Instant, asked: Option<Asked> },
     /// Since then, whatever is found is killed.
@@ -61,11 +61,11 @@ enum Phase {
 #[derive(Debug)]
 struct Asked {
     at: BootInstant,
-    members: HashSet<Identity>,
+    members: HashSet<ProcessIdentity>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct SeenProcess {
     name: String,
     was_killed: bool,
     is_alive: bool,
@@ -83,12 +83,19 @@ pub enum Progress {
 impl Ending {
     pub(super) fn new(census: Census, grace: Duration) -> Self {
         let now = Instant::now();
-        let phase = match now.checked_add(grace) {
-            Some(until) => Phase::Grace { until, asked: None },
+        let reached = match now.checked_add(grace) {
+            Some(until) => EndingStep::Grace { until, asked: None },
             // Later than the clock can say is never: a century will do.
-            None => Phase::Grace { until: now + Duration::from_secs(3_155_760_000), asked: None },
+            None => EndingStep::Grace { until: now + Duration::from_secs(3_155_760_000), asked: None },
         };
-        Self { census, phase, killed: None, seen: HashMap::new(), empty_looks: (0, 0), pause: SHORTEST_PAUSE }
+        Self {
+            census,
+            reached,
+            killed: None,
+            seen: HashMap::new(),
+            empty_looks: (0, 0),
+            pause: SHORTEST_PAUSE,
+        }
     }
 
     /// Ends the grace when the token is cancelled, in the middle of a look or a [`pause`](Self::pause) too.
@@ -102,7 +109,7 @@ impl Ending {
     /// The grace is never made longer.
     pub fn shorten(&mut self, grace: Duration) {
         let now = Instant::now();
-        if let Phase::Grace { until, .. } = &mut self.phase {
+        if let EndingStep::Grace { until, .. } = &mut self.reached {
             if grace.is_zero() {
                 self.begin_killing();
             } else if let Some(sooner) = now.checked_add(grace) {
@@ -113,12 +120,12 @@ impl Ending {
 
     /// Looks who is alive, and signals who is to be signalled. Reads the process table, never sleeps for long.
     pub fn step(&mut self) -> Progress {
-        if matches!(self.phase, Phase::Done) {
+        if matches!(self.reached, EndingStep::Done) {
             return Progress::Done;
         }
         if self.census.has_nobody_below() {
             self.seen.values_mut().for_each(|seen| seen.is_alive = false);
-            self.phase = Phase::Done;
+            self.reached = EndingStep::Done;
             return Progress::Done;
         }
         let began = Instant::now();
@@ -131,12 +138,12 @@ impl Ending {
             return self.note_empty_look(is_complete);
         }
         self.empty_looks = (0, 0);
-        match self.phase {
-            Phase::Grace { .. } => self.ask(&members),
-            Phase::Killing { since } => self.kill(&members, since),
-            Phase::Done => {}
+        match self.reached {
+            EndingStep::Grace { .. } => self.ask(&members),
+            EndingStep::Killing { since } => self.kill(&members, since),
+            EndingStep::Done => {}
         }
-        if matches!(self.phase, Phase::Done) {
+        if matches!(self.reached, EndingStep::Done) {
             return Progress::Done;
         }
         self.next_pause(began.elapsed())
@@ -163,9 +170,9 @@ impl Ending {
                 pid: id.pid.unsigned_abs(),
                 name: seen.name,
                 how: match (seen.is_alive, seen.was_killed) {
-                    (true, _) => Outcome::Survived,
-                    (false, true) => Outcome::Killed,
-                    (false, false) => Outcome::Terminated,
+                    (true, _) => ProcessOutcome::Survived,
+                    (false, true) => ProcessOutcome::Killed,
+                    (false, false) => ProcessOutcome::Terminated,
                 },
             })
             .collect();
@@ -173,7 +180,7 @@ impl Ending {
         processes.extend(left.map(|(id, name)| ProcessEnd {
             pid: id.pid.unsigned_abs(),
             name: name.to_owned(),
-            how: Outcome::Left,
+            how: ProcessOutcome::Left,
         }));
         processes.sort_by_key(|process| process.pid);
         TreeEnd { processes }
@@ -181,7 +188,7 @@ impl Ending {
 
     /// A look may take long where many others work, and this must not: whoever is at hand is killed before it.
     fn begin_killing(&mut self) {
-        self.phase = Phase::Killing { since: Instant::now() };
+        self.reached = EndingStep::Killing { since: Instant::now() };
         self.pause = SHORTEST_PAUSE;
         let at_hand = self.census.at_hand();
         self.note(&at_hand);
@@ -210,15 +217,15 @@ impl Ending {
 
     /// Killing is not cut short.
     fn patience(&self) -> Patience {
-        match self.phase {
-            Phase::Grace { until, .. } => Patience { until: Some(until), unless: self.killed.clone() },
-            Phase::Killing { .. } | Phase::Done => Patience::default(),
+        match self.reached {
+            EndingStep::Grace { until, .. } => Patience { until: Some(until), unless: self.killed.clone() },
+            EndingStep::Killing { .. } | EndingStep::Done => Patience::default(),
         }
     }
 
     fn note(&mut self, members: &[Member]) {
         for member in members {
-            let seen = self.seen.entry(member.id).or_insert_with(|| Seen {
+            let seen = self.seen.entry(member.id).or_insert_with(|| SeenProcess {
                 name: String::new(),
                 was_killed: false,
                 is_alive: true,
@@ -235,12 +242,12 @@ impl Ending {
         if *complete < LOOKS_FOR_PROOF && *all < INCOMPLETE_LOOKS_FOR_PROOF {
             return Progress::Wait(SHORTEST_PAUSE);
         }
-        self.phase = Phase::Done;
+        self.reached = EndingStep::Done;
         Progress::Done
     }
 
     fn ask(&mut self, members: &[Member]) {
-        let Phase::Grace { asked, .. } = &mut self.phase else { return };
+        let EndingStep::Grace { asked, .. } = &mut self.reached else { return };
         let Some(asked) = asked else {
             *asked = Some(Asked {
                 at: SystemClock.now(),
@@ -261,12 +268,12 @@ impl Ending {
     }
 
     fn kill(&mut self, members: &[Member], since: Instant) {
-        let is_new = |id: &Identity| !self.seen.get(id).is_some_and(|seen| seen.was_killed);
+        let is_new = |id: &ProcessIdentity| !self.seen.get(id).is_some_and(|seen| seen.was_killed);
         let has_new = members.iter().any(|member| is_new(&member.id));
         let has_killed_before = self.seen.values().any(|seen| seen.was_killed);
         let patience = if has_new { FORK_PATIENCE } else { KILL_PATIENCE };
         if since.elapsed() > patience {
-            self.phase = Phase::Done;
+            self.reached = EndingStep::Done;
             return;
         }
         // Somebody forked while we killed: only who stands still can be counted.
@@ -295,12 +302,12 @@ impl Ending {
     fn next_pause(&mut self, step_took: Duration) -> Progress {
         let pause = self.pause;
         self.pause = (pause * 2).min(LONGEST_PAUSE);
-        match self.phase {
+        match self.reached {
             // On a machine with very many processes a look is dear: spend no more than a fifth of the time on it.
-            Phase::Grace { until, .. } => {
+            EndingStep::Grace { until, .. } => {
                 Progress::Wait(pause.max(step_took * 4).min(until.saturating_duration_since(Instant::now())))
             }
-            Phase::Killing { .. } | Phase::Done => Progress::Wait(pause),
+            EndingStep::Killing { .. } | EndingStep::Done => Progress::Wait(pause),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
-use super::{Identity, Look, Member, patience::Patience};
+use super::{Look, Member, ProcessIdentity, patience::Patience};
 use crate::clock::BootInstant;
 
 /// A group has no start: all of it can be asked at any time.
@@ -28,11 +28,11 @@ impl Census {
     }
 
     /// Names are not known.
-    pub(super) fn is_left_behind(&self, _: Identity) -> bool {
+    pub(super) fn is_left_behind(&self, _: ProcessIdentity) -> bool {
         false
     }
 
-    pub(super) fn left(&self) -> impl Iterator<Item = (Identity, &str)> {
+    pub(super) fn left(&self) -> impl Iterator<Item = (ProcessIdentity, &str)> {
         std::iter::empty()
     }
 
@@ -65,7 +65,7 @@ impl Census {
 
     fn member(group: Pid) -> Member {
         let pid = group.as_raw_pid();
-        Member { id: Identity { pid, start: 0 }, group: pid, name: String::new(), is_stopped: false }
+        Member { id: ProcessIdentity { pid, start: 0 }, group: pid, name: String::new(), is_stopped: false }
     }
 
     /// A group is signalled all at once: nobody slips through.

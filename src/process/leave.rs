@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Identity, table::Entry};
+use super::{ProcessIdentity, table::ProcessEntry};
 
 /// The kernel keeps no more of a name.
 const LONGEST_NAME: usize = 15;
@@ -17,7 +17,7 @@ pub(super) struct Leave {
 
 #[derive(Debug, Clone)]
 struct Found {
-    id: Identity,
+    id: ProcessIdentity,
     /// `None` of one that merely descends from one of the names.
     name: Option<String>,
     is_alive: bool,
@@ -37,16 +37,16 @@ impl Leave {
     }
 
     /// Whether an entry is left by itself, or descends from one that was left at the last look.
-    pub(super) fn means(&self, entry: &Entry) -> bool {
+    pub(super) fn means(&self, entry: &ProcessEntry) -> bool {
         self.holds(entry.id) || self.found.contains_key(&entry.parent) || self.is_named(entry)
     }
 
-    fn is_named(&self, entry: &Entry) -> bool {
+    fn is_named(&self, entry: &ProcessEntry) -> bool {
         self.names.iter().any(|name| name == entry.name.as_bytes())
     }
 
     /// Those of this look replace those of the last.
-    pub(super) fn note<'a>(&mut self, entries: impl Iterator<Item = &'a Entry>) {
+    pub(super) fn note<'a>(&mut self, entries: impl Iterator<Item = &'a ProcessEntry>) {
         let found = entries.map(|entry| {
             let name = self.is_named(entry).then(|| entry.name.clone());
             (entry.id.pid, Found { id: entry.id, name, is_alive: entry.is_alive() })
@@ -55,7 +55,7 @@ impl Leave {
     }
 
     /// Whether this one was left at the last look.
-    pub(super) fn holds(&self, id: Identity) -> bool {
+    pub(super) fn holds(&self, id: ProcessIdentity) -> bool {
         self.found.get(&id.pid).is_some_and(|found| found.id == id)
     }
 
@@ -64,7 +64,7 @@ impl Leave {
     }
 
     /// Those alive who have one of the names.
-    pub(super) fn left(&self) -> impl Iterator<Item = (Identity, &str)> {
+    pub(super) fn left(&self) -> impl Iterator<Item = (ProcessIdentity, &str)> {
         let alive = self.found.values().filter(|found| found.is_alive);
         let mut left: Vec<_> = alive.filter_map(|found| Some((found.id, found.name.as_deref()?))).collect();
         left.sort_by_key(|(id, _)| id.pid);

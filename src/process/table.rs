@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Identity, MARKER_PREFIX, Member, patience::Patience, reading::Readings};
+use super::{MARKER_PREFIX, Member, ProcessIdentity, patience::Patience, reading::Readings};
 
 /// The kernel's flag PF_KTHREAD.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -25,8 +25,8 @@ static READINGS: Readings<Table> = Readings::new();
 
 /// One line of the process table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) id: Identity,
+pub(super) struct ProcessEntry {
+    pub(super) id: ProcessIdentity,
     pub(super) parent: i32,
     pub(super) group: i32,
     pub(super) session: i32,
@@ -39,7 +39,7 @@ pub(super) struct Entry {
     pub(super) markers: Vec<Box<[u8]>>,
 }
 
-impl Entry {
+impl ProcessEntry {
     pub(super) fn read(pid: i32) -> Option<Self> {
         Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
@@ -85,7 +85,7 @@ impl Entry {
         // Numbered from 3 in the kernel's documentation.
         let field = |number: usize| fields.get(number - 3).copied();
         Some(Self {
-            id: Identity { pid, start: field(22)?.parse().ok()? },
+            id: ProcessIdentity { pid, start: field(22)?.parse().ok()? },
             parent: field(4)?.parse().ok()?,
             group: field(5)?.parse().ok()?,
             session: field(6)?.parse().ok()?,
@@ -131,7 +131,7 @@ fn markers_in(environment: &[u8]) -> Vec<Box<[u8]>> {
 /// The process table with all by which members of a tree are found in it.
 #[derive(Debug)]
 pub(super) struct Table {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<ProcessEntry>,
     /// Whether nobody can have started unseen while it was read.
     pub(super) is_complete: bool,
     pub(super) by_pid: HashMap<i32, usize>,
@@ -165,14 +165,14 @@ impl Table {
                 if patience.is_over() {
                     return None;
                 }
-                entries.extend(Entry::read_marked(pid));
+                entries.extend(ProcessEntry::read_marked(pid));
             }
         }
         Some(Self::of(entries, false))
     }
 
-    pub(super) fn of(entries: Vec<Entry>, is_complete: bool) -> Self {
-        let by = |key: fn(&Entry) -> i32| {
+    pub(super) fn of(entries: Vec<ProcessEntry>, is_complete: bool) -> Self {
+        let by = |key: fn(&ProcessEntry) -> i32| {
             let mut map = HashMap::<_, Vec<_>>::new();
             for (index, entry) in entries.iter().enumerate() {
                 map.entry(key(entry)).or_default().push(index);
@@ -192,7 +192,7 @@ impl Table {
     }
 
     /// A process by its identity.
-    pub(super) fn position(&self, id: Identity) -> Option<usize> {
+    pub(super) fn position(&self, id: ProcessIdentity) -> Option<usize> {
         self.by_pid.get(&id.pid).copied().filter(|index| self.entries[*index].id == id)
     }
 }
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_and_spaces_hides_no_field() {
         let stat = b"7 (a) R 1 (b) S 3 4 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 4242 1 2";
-        let entry = Entry::parse(7, stat).unwrap();
+        let entry = ProcessEntry::parse(7, stat).unwrap();
         assert_eq!(entry.name, "a) R 1 (b");
         assert_eq!((entry.parent, entry.group, entry.session), (3, 4, 5));
         assert_eq!((entry.state, entry.threads, entry.id.start), (b'S', 9, 4242));

@@ -11,13 +11,12 @@ use super::{
         Acquire, AcquireOutcome, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun,
     },
 };
-use crate::{
-    session::{Holder, NodeId, SessionKey},
-    watch::Standby,
-};
+use crate::session::{Holder, NodeId, SessionKey, Standby};
 
 /// Opens connections to one database.
-pub trait LeaseStore: Send + Sync + 'static {
+///
+/// Sealed: it gains methods with time, so only the stores of this crate implement it.
+pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// Opens a connection and checks that its server accepts writes, that its schema fits this release, and that no
     /// lease is hidden from this user.
     ///
@@ -195,4 +194,10 @@ impl Migrated {
     pub fn new(from: u32, to: u32) -> Self {
         Self { from, to }
     }
+}
+
+/// What keeps others from implementing [`LeaseStore`]. Fakes of this crate's own tests may, under feature `testing`.
+pub mod sealed {
+    /// Not part of the public face.
+    pub trait Sealed {}
 }

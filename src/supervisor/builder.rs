@@ -505,6 +505,8 @@ const LONGEST_LOOK: Duration = Duration::from_secs(30);
 /// A store whose connections are for looking.
 struct OnlyLooking(SharedStore);
 
+impl crate::store::sealed::Sealed for OnlyLooking {}
+
 impl LeaseStore for OnlyLooking {
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
         self.0.connect_to_look(bounds)

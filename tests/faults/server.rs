@@ -160,6 +160,8 @@ struct Hanging {
     look_up: Duration,
 }
 
+impl tenure::store::sealed::Sealed for Hanging {}
+
 impl LeaseStore for Hanging {
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
         let (connecting, look_up) = (self.store.connect(bounds), self.look_up);

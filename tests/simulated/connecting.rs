@@ -57,6 +57,8 @@ impl Door {
     }
 }
 
+impl tenure::store::sealed::Sealed for Door {}
+
 impl LeaseStore for Door {
     fn connect(&self, _: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
         let door = self.clone();

@@ -11,7 +11,7 @@ use std::{
 use tempfile::TempDir;
 use tenure::{
     Run, RunContext,
-    process::{ChildTree, Outcome},
+    process::{ChildTree, ProcessOutcome},
 };
 
 use super::{
@@ -117,7 +117,7 @@ async fn i6_a_session_is_free_only_after_the_last_process_of_its_run_has_gone(ba
     assert!(end.tree.is_verified());
     assert!(end.tree.killed().count() >= 1, "one ignores SIGTERM: {end:?}");
     let leader = end.tree.processes().iter().find(|process| process.pid == child.pid()).unwrap();
-    assert_eq!(leader.how, Outcome::Terminated, "it had its grace");
+    assert_eq!(leader.how, ProcessOutcome::Terminated, "it had its grace");
 }
 
 /// The run learns at its next renewal that its lease is over, and its work has no grace then (invariant I13).

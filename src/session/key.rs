@@ -1,0 +1,215 @@
+//! Which session, which run, which fence.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use uuid::Uuid;
+
+use super::texts::{InvalidText, checked};
+use crate::text::printable_name;
+
+/// What runs contend for: one chat session of one account.
+///
+/// Both parts are 1 to 255 bytes of UTF-8 without NUL, compared byte for byte: no case folding, no
+/// trimming, no Unicode normalisation. Cloning is cheap.
+///
+/// ```
+/// # use tenure::SessionKey;
+/// let key = SessionKey::new("acct-1", "chat-9")?;
+/// assert_eq!(key.to_string(), "acct-1/chat-9");
+/// assert!(SessionKey::new("acct-1", "").is_err());
+/// # Ok::<(), tenure::InvalidText>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "RawKey", into = "RawKey"))]
+pub struct SessionKey {
+    account: Arc<str>,
+    session: Arc<str>,
+}
+
+impl SessionKey {
+    /// The longest account or session id, in bytes.
+    pub const MAX_BYTES: usize = 255;
+
+    /// Makes a key from its two parts.
+    ///
+    /// # Errors
+    /// [`InvalidText`] when a part is empty, longer than 255 bytes or contains a NUL.
+    pub fn new(account: impl AsRef<str>, session: impl AsRef<str>) -> Result<Self, InvalidText> {
+        Ok(Self {
+            account: checked("account id", account.as_ref(), 1, Self::MAX_BYTES)?,
+            session: checked("session id", session.as_ref(), 1, Self::MAX_BYTES)?,
+        })
+    }
+
+    /// The account's id.
+    pub fn account(&self) -> &str {
+        &self.account
+    }
+
+    /// The session's id within the account.
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+}
+
+/// `account/session`, each as [`printable_name`]: for people, not for parsing.
+impl fmt::Display for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", printable_name(&self.account), printable_name(&self.session))
+    }
+}
+
+impl fmt::Debug for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SessionKey({self})")
+    }
+}
+
+/// One execution of a session: a fresh random UUID (v4) per attempt. An identity, never an order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct RunId(Uuid);
+
+/// One started supervisor: a random UUID (v4) per start, so that a restart under the same host name is
+/// another node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct NodeId(Uuid);
+
+macro_rules! uuid_id {
+    ($name:ident) => {
+        impl $name {
+            /// A fresh random one.
+            pub fn random() -> Self {
+                Self(Uuid::new_v4())
+            }
+
+            /// The UUID itself.
+            pub fn as_uuid(&self) -> Uuid {
+                self.0
+            }
+        }
+
+        impl From<Uuid> for $name {
+            fn from(uuid: Uuid) -> Self {
+                Self(uuid)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = uuid::Error;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                Uuid::parse_str(text).map(Self)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({})", stringify!($name), self.0)
+            }
+        }
+    };
+}
+
+uuid_id!(RunId);
+uuid_id!(NodeId);
+
+/// The ordered number that a resource checks to refuse a late writer.
+///
+/// Within one session every new run gets a strictly greater number than every run before it (invariant I8);
+/// across sessions the numbers mean nothing. It is positive and fits a signed 64-bit column. A resource
+/// keeps the greatest number it has seen per session and refuses a write that carries a smaller one: see
+/// [`fence_gate`](crate::fence_gate).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+pub struct FencingToken(i64);
+
+impl FencingToken {
+    /// The number, as the database column holds it.
+    pub fn as_i64(self) -> i64 {
+        self.0
+    }
+}
+
+impl From<i64> for FencingToken {
+    fn from(fence: i64) -> Self {
+        Self(fence)
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FencingToken({})", self.0)
+    }
+}
+
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+struct RawKey {
+    account: String,
+    session: String,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<RawKey> for SessionKey {
+    type Error = InvalidText;
+
+    fn try_from(raw: RawKey) -> Result<Self, Self::Error> {
+        Self::new(raw.account, raw.session)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<SessionKey> for RawKey {
+    fn from(key: SessionKey) -> Self {
+        Self { account: key.account.as_ref().to_owned(), session: key.session.as_ref().to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_kept_byte_for_byte() {
+        for text in ["a", " padded ", "émoji 🦀", "quo'te\"d", "new\nline", &"x".repeat(255)] {
+            let key = SessionKey::new(text, text).unwrap();
+            assert_eq!((key.account(), key.session()), (text, text));
+        }
+    }
+
+    #[test]
+    fn bad_keys_name_the_part_and_the_bound() {
+        let error = SessionKey::new("", "s").unwrap_err().to_string();
+        assert!(error.contains("account id") && error.contains("1 to 255"), "{error}");
+        let error = SessionKey::new("a", "x".repeat(256)).unwrap_err().to_string();
+        assert!(error.contains("session id") && error.contains("256"), "{error}");
+        let error = SessionKey::new("a", "x\0y").unwrap_err().to_string();
+        assert!(error.contains("NUL") && error.contains("byte 1"), "{error}");
+    }
+
+    #[test]
+    fn keys_that_differ_look_different() {
+        let key = |account, session| SessionKey::new(account, session).unwrap().to_string();
+        assert_eq!(key("a\x1b[2J", "b\n"), "\"a\\u{1b}[2J\"/\"b\\n\"");
+        assert_eq!((key("a/b", "c").as_str(), key("a", "b/c").as_str()), ("\"a/b\"/c", "a/\"b/c\""));
+        assert_ne!(key("a", "sb"), key("a", "sb "));
+    }
+}

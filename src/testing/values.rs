@@ -1,0 +1,56 @@
+//! Values that otherwise only a supervisor makes.
+
+use std::time::{Duration, SystemTime};
+
+use crate::{
+    end::{EndReason, Ended},
+    error::Busy,
+    event::RunRef,
+    session::{FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey},
+};
+
+/// A holder of this label: a random run with fence 1 that began now, has 30 s left, and was not asked to stop.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::{AcquireError, testing};
+///
+/// let mut holder = testing::holder("phone")?;
+/// holder.expires_in = Duration::from_secs(3);
+/// let refusal = AcquireError::Busy(Box::new(testing::busy(holder)));
+/// assert!(refusal.to_string().contains("phone"));
+/// # Ok::<(), tenure::InvalidText>(())
+/// ```
+///
+/// # Errors
+/// [`InvalidText`] when the label is not 1 to 255 bytes without NUL.
+pub fn holder(label: &str) -> Result<Holder, InvalidText> {
+    let (since, expires_in) = (SystemTime::now(), Duration::from_secs(30));
+    Ok(Holder {
+        run_id: RunId::random(),
+        node: NodeId::random(),
+        label: Label::new(label)?,
+        fence: FencingToken::from(1),
+        stage: RunStage::Running,
+        phase: RunPhase::default(),
+        since,
+        expires_at: since + expires_in,
+        expires_in,
+        stop: None,
+    })
+}
+
+/// The refusal that names this holder.
+pub fn busy(holder: Holder) -> Busy {
+    Busy::new(holder)
+}
+
+/// A run that ended for this reason, released its session, and gave nothing up.
+pub fn ended(reason: EndReason) -> Ended {
+    Ended { reason, released: true, gave_up: false }
+}
+
+/// A run of this session, as events name it.
+pub fn run_ref(key: SessionKey, run_id: RunId, fence: FencingToken) -> RunRef {
+    RunRef { key, run_id, fence }
+}
