@@ -39,6 +39,7 @@ use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 use super::pool::{Lent, Need, Pool};
 use crate::{
     clock::{BootInstant, SharedClock, StepDetector},
+    lease,
     store::{MAX_BATCH, StoreError},
 };
 
@@ -441,8 +442,7 @@ async fn with_spare<T>(call: impl Future<Output = T>, pool: &Pool) -> T {
     }
 }
 
-/// The pause after this many failures: it doubles up to the longest, and is jittered.
+/// The pause after this many failures, jittered.
 pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
-    let full = (longest / 32).saturating_mul(1 << failures.min(10)).min(longest);
-    full.mul_f64(0.5 + 0.5 * fastrand::f64())
+    lease::backoff(failures, longest, fastrand::f64())
 }
