@@ -1,13 +1,18 @@
 //! The lease of one run as a pure state machine.
 //!
 //! ```text
-//! Held ── stop, limit, panic, shutdown ──► Draining ── grace passed ──► Stuck
-//!   │                                         │                          │
-//!   ├── work ended ───────────► Releasing ◄───┴─ work ended, or given up ┤
-//!   │                               │                                    │
-//!   │                               └──► Ended                           │
-//!   └── lost, in any state ──► Ended, work killed: at once where the loss is certain, else when its grace is over
+//! Held ── stop, limit, panic, shutdown ──► Draining ── grace passed ──► Killing ── still not ended ──► Stuck
+//!   │                                         │                          │                            │
+//!   └── work ended ─────────► Releasing ◄─────┴──────── work ended ──────┴──── work ended, given up ──┘
+//!                                 │
+//!                                 └── the row is gone ──► Ended
+//!
+//! any state but Ended ── lost, or trusted_until reached ──► Ended
 //! ```
+//!
+//! In `Draining`, `Killing` and `Stuck` the run is renewed until its work has ended. In `Ended` nothing is renewed any
+//! more. If the lease was lost, the work may still be ending then: it is killed at once where the loss is certain, and
+//! when its grace is over otherwise.
 //!
 //! No I/O, no async, no clock: every input carries `now`, every output is an [`Action`] to be carried out by
 //! the run's actor. Every input first checks `now >= trusted_until` (invariant I3), so that no reply, however
@@ -21,6 +26,11 @@ use crate::{
     end::{EndReason, Limit},
     session::{RunPhase, RunStage, StopRequest},
 };
+
+mod statements;
+
+pub(crate) use statements::backoff;
+use statements::{Call, trust};
 
 /// What the actor has to do, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,14 +104,6 @@ enum State {
     Ended,
 }
 
-/// When the one outstanding statement of a kind goes, or went, out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Call {
-    Due { at: BootInstant, alone: bool },
-    InFlight { attempt: u64, overdue_at: BootInstant },
-    Never,
-}
-
 /// The machine.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -141,9 +143,6 @@ struct Silence {
     longest: Duration,
     since: BootInstant,
 }
-
-/// A change of stage or phase is shown to others this soon, unless the run has ended by then.
-const SHOW_WITHIN: Duration = Duration::from_millis(75);
 
 impl Lease {
     /// The lease of a run that was granted; `None` when its trust has passed already, in which case nothing
@@ -255,37 +254,6 @@ impl Lease {
         }
     }
 
-    /// A renewal was answered, or will never be.
-    pub(crate) fn on_renewal(&mut self, attempt: u64, renewal: Renewal, now: BootInstant) {
-        self.check_trust(now);
-        if let (State::Ended, Renewal::Lost(EndReason::Superseded)) = (self.state, &renewal) {
-            return self.be_overtaken(now);
-        }
-        let current = matches!(self.renewal, Call::InFlight { attempt: sent, .. } if sent == attempt);
-        if !current || matches!(self.state, State::Releasing | State::Ended) {
-            return;
-        }
-        match renewal {
-            Renewal::Confirmed { sent_at, remaining, stop } => {
-                if self.sent_phase == self.unshown_phase
-                    && let Some(shown) = self.unshown_phase.take()
-                {
-                    self.actions.push_back(Action::PhaseShown(shown));
-                }
-                self.confirm(sent_at, remaining, now);
-                if let Some(request) = stop {
-                    self.on_stop(EndReason::stopped(&request), None, now);
-                }
-            }
-            Renewal::Lost(reason) => self.lose(reason, now),
-            Renewal::Unanswered { locked } => {
-                self.become_at_risk(now);
-                self.renewal = self.retry(locked, now);
-            }
-        }
-        self.send_due(now);
-    }
-
     /// The work is to end: cancel it, and wait for it while renewals go on (invariant I6). Its grace is `stop_grace`
     /// unless given, and a later request can only shorten it.
     pub(crate) fn on_stop(&mut self, reason: EndReason, grace: Option<Duration>, now: BootInstant) {
@@ -305,15 +273,6 @@ impl Lease {
         }
     }
 
-    /// What the run is doing now: others see it with the next renewal.
-    pub(crate) fn on_phase(&mut self, phase: RunPhase, now: BootInstant) {
-        self.check_trust(now);
-        if self.is_renewing() {
-            self.unshown_phase = Some(phase);
-            self.show(now);
-        }
-    }
-
     /// The work has ended, for this reason if it is the first.
     pub(crate) fn on_work_ended(&mut self, reason: EndReason, now: BootInstant) {
         self.check_trust(now);
@@ -329,48 +288,6 @@ impl Lease {
                 self.begin_release(now);
             }
         }
-    }
-
-    /// A release was answered, or will never be.
-    pub(crate) fn on_release(&mut self, attempt: u64, released: Released, now: BootInstant) {
-        // An answer to the release itself counts even when trust has just passed: the row is gone.
-        if !matches!(self.release, Call::InFlight { attempt: sent, .. } if sent == attempt) {
-            return;
-        }
-        match (self.state, released) {
-            (State::Releasing, Released::Gone) => {
-                self.state = State::Ended;
-                self.release = Call::Never;
-                self.actions.push_back(Action::Tell(News::Ended { released: true }));
-                self.finish();
-            }
-            (State::Releasing, Released::Unanswered { locked }) if now < self.trusted_until => {
-                self.release = self.retry(locked, now);
-                self.send_due(now);
-            }
-            (State::Releasing, Released::Unanswered { .. }) => {
-                self.release = Call::Never;
-                self.check_trust(now);
-            }
-            // The best-effort release after a loss: one, whatever comes of it.
-            _ => {
-                self.release = Call::Never;
-                self.finish();
-            }
-        }
-    }
-
-    /// The local clocks hint that time was lost: confirm the lease now.
-    pub(crate) fn on_doubt(&mut self, now: BootInstant) {
-        self.check_trust(now);
-        if !self.is_renewing() {
-            return;
-        }
-        self.become_at_risk(now);
-        if let Call::Due { .. } = self.renewal {
-            self.renewal = Call::Due { at: now, alone: false };
-        }
-        self.send_due(now);
     }
 
     /// Somebody has seen the end of trust before this machine did.
@@ -399,26 +316,6 @@ impl Lease {
         let silent =
             self.silence.map(|Silence { longest, since }| (since + longest, Limit::MaxSilence(longest)));
         [self.over_at, silent].into_iter().flatten().min_by_key(|(at, _)| *at)
-    }
-
-    fn confirm(&mut self, sent_at: BootInstant, remaining: Duration, now: BootInstant) {
-        self.trusted_until = trust(&self.timing, sent_at, remaining);
-        let spread = 0.9 + 0.2 * self.jitter.f64();
-        self.renewal = Call::Due { at: sent_at + self.timing.renew_interval().mul_f64(spread), alone: false };
-        self.failures = 0;
-        // A confirmation that took longer than its trust lasts confirms nothing.
-        self.check_trust(now);
-        if self.state == State::Ended {
-            return;
-        }
-        let trusted_for = self.trusted_until.saturating_since(now);
-        self.actions.push_back(Action::Tell(News::Renewed { trusted_for }));
-        if std::mem::take(&mut self.at_risk) {
-            self.actions.push_back(Action::Tell(News::Recovered));
-        }
-        if self.stage() != self.shown_stage || self.unshown_phase.is_some() {
-            self.show(now);
-        }
     }
 
     fn lose(&mut self, reason: EndReason, now: BootInstant) {
@@ -529,14 +426,6 @@ impl Lease {
         self.show(now);
     }
 
-    fn become_at_risk(&mut self, now: BootInstant) {
-        if std::mem::replace(&mut self.at_risk, true) {
-            return;
-        }
-        let trusted_for = self.trusted_until.saturating_since(now);
-        self.actions.push_back(Action::Tell(News::AtRisk { trusted_for }));
-    }
-
     fn stage(&self) -> RunStage {
         match self.state {
             State::Held => RunStage::Running,
@@ -546,63 +435,6 @@ impl Lease {
             }
         }
     }
-
-    /// Others learn of a new stage or phase with a renewal: brings the next one forward, unless one is under way,
-    /// whose confirmation comes back here.
-    fn show(&mut self, now: BootInstant) {
-        if let Call::Due { at, alone } = self.renewal {
-            self.renewal = Call::Due { at: at.min(now + SHOW_WITHIN), alone };
-        }
-    }
-
-    fn is_renewing(&self) -> bool {
-        !matches!(self.state, State::Releasing | State::Ended)
-    }
-
-    fn send_due(&mut self, now: BootInstant) {
-        let overdue_at = now + self.timing.renew_timeout();
-        if let Call::Due { at, alone } = self.renewal
-            && now >= at
-            && self.is_renewing()
-        {
-            let (attempt, stage) = (self.next_attempt(), self.stage());
-            self.shown_stage = stage;
-            self.sent_phase.clone_from(&self.unshown_phase);
-            self.renewal = Call::InFlight { attempt, overdue_at };
-            let phase = self.sent_phase.clone();
-            self.actions.push_back(Action::Renew { attempt, stage, phase, alone });
-        }
-        if let Call::Due { at, alone } = self.release
-            && now >= at
-        {
-            let attempt = self.next_attempt();
-            self.release = Call::InFlight { attempt, overdue_at: self.trusted_until };
-            self.actions.push_back(Action::Release { attempt, alone });
-        }
-        if let Call::InFlight { overdue_at, .. } = self.renewal
-            && now >= overdue_at
-        {
-            self.become_at_risk(now);
-        }
-    }
-
-    fn next_attempt(&mut self) -> u64 {
-        self.attempts += 1;
-        self.attempts
-    }
-
-    fn retry(&mut self, alone: bool, now: BootInstant) -> Call {
-        self.failures = self.failures.saturating_add(1);
-        let longest = self.timing.longest_backoff();
-        let full = (longest / 16).saturating_mul(1 << self.failures.min(10)).min(longest);
-        Call::Due { at: now + full.mul_f64(0.5 + 0.5 * self.jitter.f64()), alone }
-    }
-}
-
-/// `sent_at + remaining − safety_margin` (invariant I2). More than a ttl can remain when the database's clock
-/// was stepped back; what the local clock alone cannot vouch for is not trusted.
-fn trust(timing: &Timing, sent_at: BootInstant, remaining: Duration) -> BootInstant {
-    sent_at + remaining.min(timing.ttl()).saturating_sub(timing.safety_margin())
 }
 
 #[cfg(test)]

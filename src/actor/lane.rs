@@ -17,7 +17,6 @@
 //! happens: a request that is dropped unanswered reads as "unavailable" (invariant I9).
 
 use std::{
-    collections::{HashSet, VecDeque},
     panic::AssertUnwindSafe,
     pin::pin,
     sync::{
@@ -39,13 +38,16 @@ use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 use super::pool::{Lent, Need, Pool};
 use crate::{
     clock::{BootInstant, SharedClock, StepDetector},
+    lease,
     store::{MAX_BATCH, StoreError},
 };
 
 mod suspects;
+mod track;
 mod verb;
 
 use suspects::Suspects;
+use track::{Request, Track};
 
 pub(crate) use verb::{Acquiring, Releasing, Renewing, Verb};
 
@@ -127,29 +129,6 @@ pub(crate) struct Lane<V: Verb> {
     suspects: Suspects,
     steps: StepDetector,
     _open: TaskTrackerToken,
-}
-
-struct Track<V: Verb> {
-    queue: VecDeque<Request<V>>,
-    /// Of rejected batches: each goes before the queue, as one statement.
-    parts: VecDeque<Vec<Request<V>>>,
-    /// The most requests in one statement, now and ever.
-    width: usize,
-    widest: usize,
-    pool: Pool,
-    /// A statement, or the wait for a connection.
-    in_flight: bool,
-    /// Statements in a row that got no answer.
-    failures: u32,
-    not_before: Option<Instant>,
-}
-
-struct Request<V: Verb> {
-    item: V::Item,
-    /// In a statement of its own.
-    alone: bool,
-    sent: Arc<AtomicBool>,
-    reply: oneshot::Sender<LaneAnswer<V::Outcome>>,
 }
 
 #[derive(Message)]
@@ -329,73 +308,6 @@ impl<V: Verb> Handler<Submit<V>> for Lane<V> {
 
 impl<V: Verb> Unpin for Lane<V> {}
 
-impl<V: Verb> Track<V> {
-    fn new(width: usize, pool: Pool) -> Self {
-        Self {
-            queue: VecDeque::new(),
-            parts: VecDeque::new(),
-            width,
-            widest: width,
-            pool,
-            in_flight: false,
-            failures: 0,
-            not_before: None,
-        }
-    }
-
-    /// Takes what fits into one statement: whoever still waits, each key once, in the order of asking.
-    fn gather(&mut self) -> Vec<Request<V>> {
-        while let Some(mut part) = self.parts.pop_front() {
-            part.retain(|request| !request.reply.is_canceled());
-            if !part.is_empty() {
-                return part;
-            }
-        }
-        let mut batch = Vec::new();
-        let mut keys = HashSet::new();
-        let mut left = VecDeque::new();
-        while let Some(request) = self.queue.pop_front() {
-            if request.reply.is_canceled() {
-                continue;
-            }
-            let is_full = batch.len() == self.width || (request.alone && !batch.is_empty());
-            if is_full {
-                left.push_back(request);
-                break;
-            }
-            if request.alone {
-                batch.push(request);
-                break;
-            }
-            match keys.insert(V::key(&request.item).clone()) {
-                true => batch.push(request),
-                false => left.push_back(request),
-            }
-        }
-        left.append(&mut self.queue);
-        self.queue = left;
-        batch
-    }
-
-    /// Counts attempts without an answer, spaces the next one out, and makes it smaller: what was too much at once
-    /// may be done in parts.
-    fn note(&mut self, failed: bool, sent: usize, longest: Duration) {
-        self.width = match failed {
-            true => (sent / 2).clamp(1, self.widest),
-            false => (self.width * 2).min(self.widest),
-        };
-        self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
-        self.not_before = failed.then(|| Instant::now() + backoff(self.failures, longest));
-    }
-}
-
-impl<V: Verb> Request<V> {
-    fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
-        // Whoever does not wait any more has dropped the receiver.
-        let _ = self.reply.send(LaneAnswer { sent_at: sent.at, sent: sent.was_sent, outcome });
-    }
-}
-
 /// One statement, within its time-out. While it is silent and a lease depends on it, a spare connection is opened.
 async fn attempt<V: Verb>(
     settings: LaneSettings,
@@ -441,8 +353,7 @@ async fn with_spare<T>(call: impl Future<Output = T>, pool: &Pool) -> T {
     }
 }
 
-/// The pause after this many failures: it doubles up to the longest, and is jittered.
+/// The pause after this many failures, jittered.
 pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
-    let full = (longest / 32).saturating_mul(1 << failures.min(10)).min(longest);
-    full.mul_f64(0.5 + 0.5 * fastrand::f64())
+    lease::backoff(failures, longest, fastrand::f64())
 }

@@ -1,28 +1,26 @@
-//! The actor of one in-flight run: it owns the lease, its timer and its token, and carries out what the
-//! machine decides. It awaits nothing.
+//! The actor of one in-flight run: it owns the lease, its timer and its token. It awaits nothing.
+//!
+//! This file has what comes in: answers of the database, messages, and the time. Each goes to the machine, and what
+//! the machine decides is then carried out by [`acting`].
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use actix::{
-    Actor, ActorContext, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture,
-    fut::ActorFutureExt,
-};
-use tracing::{Span, debug, info, warn};
+use actix::{Actor, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle};
+use tracing::{Span, debug};
 
 use crate::{
     actor::lane::{LaneAddr, LaneAnswer, Releasing, Renewing},
     clock::{BootInstant, SharedClock},
     config::Timing,
     end::EndReason,
-    event::{EventSender, RunEvent},
-    lease::{Action, Lease, News, Released, Renewal},
+    event::EventSender,
+    lease::{Lease, Released, Renewal},
     run::{RunMessage, Shared},
-    session::{RunId, RunPhase, RunStage, SessionKey},
-    store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
+    session::{RunId, SessionKey},
+    store::{ReleaseOutcome, RenewOutcome, StoreError},
 };
+
+mod acting;
 
 pub(crate) struct RunActor {
     lease: Lease,
@@ -89,43 +87,6 @@ impl RunActor {
         Self { lease, shared, links, timer: None, last_error: None, own_events, span }
     }
 
-    /// Tells those who listen.
-    pub(crate) fn say(&mut self, event: RunEvent) {
-        if let Some(events) = &self.own_events {
-            events.send(event.clone());
-        }
-        self.links.events.send(event);
-    }
-
-    /// Carries out what the machine has decided, and sets the timer for its next wish.
-    fn act(&mut self, ctx: &mut Context<Self>) {
-        let span = self.span.clone();
-        let _entered = span.enter();
-        while let Some(action) = self.lease.poll_action() {
-            match action {
-                Action::Renew { attempt, stage, phase, alone } => {
-                    let item = self.renewal(stage, phase);
-                    self.renew(attempt, item, alone, ctx);
-                }
-                Action::PhaseShown(phase) => self.shared.say_phase_shown(phase),
-                Action::Release { attempt, alone } => self.release(attempt, alone, ctx),
-                Action::Cancel(reason) => {
-                    self.shared.end(reason);
-                }
-                Action::Kill => self.shared.kill(),
-                Action::Overtaken => self.shared.say_overtaken(),
-                Action::GiveUp => {
-                    warn!("gave up: the work has not ended, and its session is not kept any longer");
-                    self.shared.give_up();
-                    self.bound_the_release(ctx);
-                }
-                Action::Tell(news) => self.tell(news),
-                Action::Finish => return ctx.stop(),
-            }
-        }
-        self.arm(ctx);
-    }
-
     fn arm(&mut self, ctx: &mut Context<Self>) {
         let wanted = self.lease.poll_timeout();
         if self.timer.map(|(at, _)| at) == wanted {
@@ -149,28 +110,7 @@ impl RunActor {
         self.lease.on_timeout(self.links.clock.now());
     }
 
-    /// Nobody waits longer for the release than for one attempt.
-    fn bound_the_release(&self, ctx: &mut Context<Self>) {
-        let patience = self.links.timing.renew_timeout();
-        ctx.run_later(patience, |actor, _| actor.shared.await_release_no_longer());
-    }
-
-    fn renewal(&self, stage: RunStage, phase: Option<RunPhase>) -> Renew {
-        Renew {
-            key: self.shared.key.clone(),
-            run_id: self.shared.run_id,
-            ttl: self.links.timing.ttl(),
-            safety_margin: self.links.timing.safety_margin(),
-            stage,
-            phase,
-        }
-    }
-
-    fn renew(&mut self, attempt: u64, item: Renew, alone: bool, ctx: &mut Context<Self>) {
-        let answer = self.links.renewals.ask(item, alone);
-        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
-    }
-
+    /// What the answer to a renewal means is said to the machine; then its decisions are carried out.
     fn renewed(&mut self, attempt: u64, answer: LaneAnswer<RenewOutcome>, ctx: &mut Context<Self>) {
         let sent_at = answer.sent_at;
         let mut expires_at_micros = None;
@@ -217,77 +157,21 @@ impl RunActor {
         }
     }
 
-    fn release(&mut self, attempt: u64, alone: bool, ctx: &mut Context<Self>) {
-        let item = Release { key: self.shared.key.clone(), run_id: self.shared.run_id };
-        let answer = self.links.releases.ask(item, alone);
-        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| {
-            let released = match answer.outcome {
-                Ok(ReleaseOutcome::Released | ReleaseOutcome::NotFound) => Released::Gone,
-                Ok(ReleaseOutcome::Locked) => {
-                    actor.shared.note_release_refusal("its row is locked by another transaction".to_owned());
-                    Released::Unanswered { locked: true }
-                }
-                Err(error) => {
-                    actor.shared.note_release_refusal(error.to_string());
-                    actor.span.in_scope(|| debug!(%error, "release not confirmed"));
-                    Released::Unanswered { locked: false }
-                }
-            };
-            actor.lease.on_release(attempt, released, actor.links.clock.now());
-            actor.act(ctx);
-        }));
-    }
-
-    fn tell(&mut self, news: News) {
-        let run = self.shared.to_ref();
-        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let event = match news {
-            News::Renewed { trusted_for } => {
-                debug!(trusted_for_ms = millis(trusted_for), "renewed");
-                return;
+    fn released(&mut self, attempt: u64, answer: LaneAnswer<ReleaseOutcome>, ctx: &mut Context<Self>) {
+        let released = match answer.outcome {
+            Ok(ReleaseOutcome::Released | ReleaseOutcome::NotFound) => Released::Gone,
+            Ok(ReleaseOutcome::Locked) => {
+                self.shared.note_release_refusal("its row is locked by another transaction".to_owned());
+                Released::Unanswered { locked: true }
             }
-            News::AtRisk { trusted_for } => {
-                let cause = self.last_error.clone();
-                let shown = cause.as_ref().map(ToString::to_string);
-                warn!(
-                    trusted_for_ms = millis(trusted_for),
-                    cause = shown,
-                    "at risk: a renewal is not confirmed"
-                );
-                RunEvent::AtRisk { run, trusted_for, cause }
-            }
-            News::Recovered => {
-                info!("recovered: renewals are confirmed again");
-                RunEvent::Recovered { run }
-            }
-            News::Stopping => {
-                let reason = self.first_reason();
-                info!(%reason, "stopping");
-                RunEvent::Stopping { run, reason }
-            }
-            News::Stuck => {
-                warn!("stuck: the work has outlived its grace; the lease is kept until it ends");
-                self.shared.is_stuck.store(true, Ordering::Relaxed);
-                RunEvent::Stuck { run }
-            }
-            News::Ended { released } => {
-                let reason = self.first_reason();
-                if reason.is_loss() {
-                    let cause = self.last_error.as_ref().map(ToString::to_string);
-                    warn!(%reason, released, cause, "ended");
-                } else {
-                    info!(%reason, released, "ended");
-                }
-                self.shared.tell_released(released);
-                let gave_up = self.shared.gave_up();
-                RunEvent::Ended { run, reason, released, gave_up }
+            Err(error) => {
+                self.shared.note_release_refusal(error.to_string());
+                self.span.in_scope(|| debug!(%error, "release not confirmed"));
+                Released::Unanswered { locked: false }
             }
         };
-        self.say(event);
-    }
-
-    fn first_reason(&self) -> EndReason {
-        self.shared.reason().cloned().unwrap_or(EndReason::Panicked)
+        self.lease.on_release(attempt, released, self.links.clock.now());
+        self.act(ctx);
     }
 }
 

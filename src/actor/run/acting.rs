@@ -1,0 +1,136 @@
+//! Carrying out what the machine of a run has decided.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use actix::{ActorContext, AsyncContext, Context, WrapFuture, fut::ActorFutureExt};
+use tracing::{debug, info, warn};
+
+use super::RunActor;
+use crate::{
+    end::EndReason,
+    event::RunEvent,
+    lease::{Action, News},
+    session::{RunPhase, RunStage},
+    store::{Release, Renew},
+};
+
+impl RunActor {
+    /// Tells those who listen.
+    pub(crate) fn say(&mut self, event: RunEvent) {
+        if let Some(events) = &self.own_events {
+            events.send(event.clone());
+        }
+        self.links.events.send(event);
+    }
+
+    /// Carries out what the machine has decided, and sets the timer for its next wish.
+    pub(super) fn act(&mut self, ctx: &mut Context<Self>) {
+        let span = self.span.clone();
+        let _entered = span.enter();
+        while let Some(action) = self.lease.poll_action() {
+            match action {
+                Action::Renew { attempt, stage, phase, alone } => {
+                    let item = self.renewal(stage, phase);
+                    self.renew(attempt, item, alone, ctx);
+                }
+                Action::Release { attempt, alone } => self.release(attempt, alone, ctx),
+                Action::Cancel(reason) => {
+                    self.shared.end(reason);
+                }
+                Action::PhaseShown(phase) => self.shared.say_phase_shown(phase),
+                Action::Kill => self.shared.kill(),
+                Action::Overtaken => self.shared.say_overtaken(),
+                Action::GiveUp => {
+                    warn!("gave up: the work has not ended, and its session is not kept any longer");
+                    self.shared.give_up();
+                    self.bound_the_release(ctx);
+                }
+                Action::Tell(news) => self.tell(news),
+                Action::Finish => return ctx.stop(),
+            }
+        }
+        self.arm(ctx);
+    }
+
+    /// Nobody waits longer for the release than for one attempt.
+    pub(super) fn bound_the_release(&self, ctx: &mut Context<Self>) {
+        let patience = self.links.timing.renew_timeout();
+        ctx.run_later(patience, |actor, _| actor.shared.await_release_no_longer());
+    }
+
+    fn renewal(&self, stage: RunStage, phase: Option<RunPhase>) -> Renew {
+        Renew {
+            key: self.shared.key.clone(),
+            run_id: self.shared.run_id,
+            ttl: self.links.timing.ttl(),
+            safety_margin: self.links.timing.safety_margin(),
+            stage,
+            phase,
+        }
+    }
+
+    fn renew(&mut self, attempt: u64, item: Renew, alone: bool, ctx: &mut Context<Self>) {
+        let answer = self.links.renewals.ask(item, alone);
+        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
+    }
+
+    fn release(&mut self, attempt: u64, alone: bool, ctx: &mut Context<Self>) {
+        let item = Release { key: self.shared.key.clone(), run_id: self.shared.run_id };
+        let answer = self.links.releases.ask(item, alone);
+        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| {
+            actor.released(attempt, answer, ctx);
+        }));
+    }
+
+    fn tell(&mut self, news: News) {
+        let run = self.shared.to_ref();
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let event = match news {
+            News::Renewed { trusted_for } => {
+                debug!(trusted_for_ms = millis(trusted_for), "renewed");
+                return;
+            }
+            News::AtRisk { trusted_for } => {
+                let cause = self.last_error.clone();
+                let shown = cause.as_ref().map(ToString::to_string);
+                warn!(
+                    trusted_for_ms = millis(trusted_for),
+                    cause = shown,
+                    "at risk: a renewal is not confirmed"
+                );
+                RunEvent::AtRisk { run, trusted_for, cause }
+            }
+            News::Recovered => {
+                info!("recovered: renewals are confirmed again");
+                RunEvent::Recovered { run }
+            }
+            News::Stopping => {
+                let reason = self.first_reason();
+                info!(%reason, "stopping");
+                RunEvent::Stopping { run, reason }
+            }
+            News::Stuck => {
+                warn!("stuck: the work has outlived its grace; the lease is kept until it ends");
+                self.shared.is_stuck.store(true, Ordering::Relaxed);
+                RunEvent::Stuck { run }
+            }
+            News::Ended { released } => {
+                let reason = self.first_reason();
+                if reason.is_loss() {
+                    let cause = self.last_error.as_ref().map(ToString::to_string);
+                    warn!(%reason, released, cause, "ended");
+                } else {
+                    info!(%reason, released, "ended");
+                }
+                self.shared.tell_released(released);
+                let gave_up = self.shared.gave_up();
+                RunEvent::Ended { run, reason, released, gave_up }
+            }
+        };
+        self.say(event);
+    }
+
+    fn first_reason(&self) -> EndReason {
+        self.shared.reason().cloned().unwrap_or(EndReason::Panicked)
+    }
+}
