@@ -214,7 +214,7 @@ fn a_run_whose_file_is_gone_or_another_says_so() {
     let scene = Scene::new();
     for (act, cause) in [
         ("rm $dir/t.db $dir/t.db-wal $dir/t.db-shm", "t.db was deleted or renamed"),
-        ("mv $dir/t.db $dir/old.db; cp $dir/old.db $dir/t.db", "t.db was replaced"),
+        ("mv $dir/t.db $dir/old.db; rm $dir/t.db-*; cp $dir/old.db $dir/t.db", "t.db was replaced"),
         ("rm $dir/t.db-wal", "t.db-wal was deleted"),
     ] {
         let url = format!("sqlite://{}", scene.path("t.db").display());

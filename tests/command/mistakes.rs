@@ -123,3 +123,14 @@ fn no_color_is_heeded() {
         assert_eq!(scene.text("out").contains('\u{1b}'), is_coloured, "{}", scene.text("out"));
     }
 }
+
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn a_server_without_encryption_is_named_in_plain_words() {
+    let scene = Scene::new();
+    let database = crate::support::postgres::Server::shared().database().await;
+    for mode in ["require", "verify-full&sslrootcert=system"] {
+        let done = scene.output(["--database", &format!("{}?sslmode={mode}", database.url()), "list"]);
+        assert!(done.code == 69 && done.is_said("offers no encryption"), "{done:?}");
+    }
+}

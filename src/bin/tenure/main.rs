@@ -66,6 +66,13 @@ fn main() -> ExitCode {
     if let Some(code) = in_another_role() {
         return code;
     }
+    // To read the command line takes some, and cannot say that there is none.
+    let little = Need { descriptors: 0, threads: 0, memory: 4 << 20 };
+    if let Err(shortage) = little.check() {
+        let asked = cli::asked(std::env::args_os().skip(1));
+        tell(&Failure::new(UNAVAILABLE, shortage), asked.json, asked.has_events);
+        return ExitCode::from(UNAVAILABLE);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -188,6 +188,9 @@ fn code(error: &Error) -> Option<String> {
 fn describe(error: &Error) -> String {
     if let Some(answer) = error.as_database_error() {
         return match answer.code() {
+            Some(code) if code == "28000" && wants_tls(answer.message()) => {
+                format!("{} (SQLSTATE {code}); {WANTS_TLS}", answer.message())
+            }
             Some(code) => format!("{} (SQLSTATE {code})", answer.message()),
             None => answer.message().to_owned(),
         };
@@ -205,6 +208,34 @@ fn describe(error: &Error) -> String {
         && let Some(remedy) = limits::remedy(error)
     {
         words = format!("{words}; {remedy}");
+    } else if let Some(remedy) = tls_remedy(&words) {
+        words = format!("{words}; {remedy}");
     }
     words
+}
+
+const WANTS_TLS: &str = "the server may accept encrypted connections only: use sslmode=require or better";
+
+fn wants_tls(message: &str) -> bool {
+    ["no encryption", "SSL off"].iter().any(|end| message.ends_with(end))
+}
+
+/// In plain words, what the encryption's library says in its own.
+fn tls_remedy(words: &str) -> Option<&'static str> {
+    let is_said = |one: &str| words.contains(one);
+    if is_said("does not support TLS") {
+        Some("the server offers no encryption: switch it on there (ssl = on), or use sslmode=prefer")
+    } else if is_said("UnknownIssuer") {
+        Some(
+            "no trusted authority has signed the server's certificate: name the one that has with sslrootcert=FILE",
+        )
+    } else if is_said("NotValidForName") || is_said("not valid for name") {
+        Some(
+            "the server's certificate is for another name: connect by a name that is in it, or use sslmode=verify-ca",
+        )
+    } else if is_said("certificate") && is_said("xpired") {
+        Some("the server's certificate has expired: renew it there")
+    } else {
+        None
+    }
 }
