@@ -2,11 +2,7 @@
 
 #![cfg(all(feature = "sqlite", unix))]
 
-use std::{
-    future::{Future, IntoFuture},
-    thread,
-    time::Duration,
-};
+use std::{env, future::IntoFuture, process, thread, time::Duration};
 
 use futures::{StreamExt, executor::block_on};
 use tempfile::TempDir;
@@ -69,6 +65,8 @@ fn a_caller_whose_clock_runs_ahead_loses_neither_run_nor_limit() {
 #[test]
 fn the_schema_is_applied_whatever_runtime_there_is() {
     block_on(tenure::migrate(&Database::new().url)).unwrap();
+    #[cfg(feature = "postgres")]
+    block_on(tenure::migrate("postgres://app@127.0.0.1:1/chat")).unwrap_err();
     Builder::new_current_thread().build().unwrap().block_on(tenure::migrate(&Database::new().url)).unwrap();
     paused().block_on(tenure::migrate(&Database::new().url)).unwrap();
 }
@@ -87,28 +85,32 @@ fn a_database_is_examined_whatever_runtime_there_is() {
 
 #[test]
 fn a_main_that_returns_right_after_its_run_leaves_nothing_behind() {
-    fn main_of(database: &Database) -> impl Future<Output = Result<(), &'static str>> {
-        let starting = LeaseSupervisor::builder(&database.url).start();
-        async move {
-            let supervisor = starting.await.unwrap();
-            let _run = supervisor.acquire(&key()).await.unwrap();
-            Err("an early end")
-        }
+    const ITS_DATABASE: &str = "TENURE_TEST_MAIN_URL";
+    const ITS_RUNTIME: &str = "TENURE_TEST_MAIN_RUNTIME";
+    if let (Ok(url), Ok(runtime)) = (env::var(ITS_DATABASE), env::var(ITS_RUNTIME)) {
+        let main = early_end(url);
+        let _ended_early = match runtime.as_str() {
+            "many threads" => Builder::new_multi_thread().enable_all().build().unwrap().block_on(main),
+            "one thread" => Builder::new_current_thread().enable_all().build().unwrap().block_on(main),
+            _ => block_on(main),
+        };
+        // As when `main` returns: no thread is waited for.
+        process::exit(0);
     }
-    let is_free = |database: &Database| {
-        let state = async { database.supervisor().await.inspect(&key()).await.unwrap().state };
-        block_on(state) == SessionState::Idle
-    };
-    let many_threads = || Builder::new_multi_thread().enable_all().build().unwrap();
-    for _ in 0..5 {
+    for runtime in ["many threads", "one thread", "none"] {
         let database = Database::new();
-        let _ = many_threads().block_on(main_of(&database));
-        assert!(is_free(&database), "on the main thread of a runtime with many");
-        let _ = paused().block_on(main_of(&database));
-        assert!(is_free(&database), "on a runtime of one thread");
-        let _ = block_on(main_of(&database));
-        assert!(is_free(&database), "without a runtime");
+        let mut main = process::Command::new(env::current_exe().unwrap());
+        main.args(["--exact", "a_main_that_returns_right_after_its_run_leaves_nothing_behind"]);
+        assert!(main.env(ITS_DATABASE, &database.url).env(ITS_RUNTIME, runtime).status().unwrap().success());
+        let state = async { database.supervisor().await.inspect(&key()).await.unwrap().state };
+        assert_eq!(block_on(state), SessionState::Idle, "{runtime}");
     }
+}
+
+async fn early_end(url: String) -> Result<(), &'static str> {
+    let supervisor = LeaseSupervisor::builder(url).start().await.unwrap();
+    let _run = supervisor.acquire(&key()).await.unwrap();
+    Err("an error on the way")
 }
 
 #[test]
