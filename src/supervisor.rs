@@ -37,7 +37,9 @@ use crate::{
 
 mod builder;
 mod connections;
+mod looking;
 mod request;
+mod start;
 mod stop;
 
 use builder::Authority;

@@ -1,40 +1,30 @@
-//! What a supervisor is started with, and how: checked settings, a thread, and the actors on it.
+//! What a supervisor is started with, checked before anything is started.
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
-use actix::{Actor, AsyncContext, Context, Recipient};
-use futures::{FutureExt, channel::oneshot, future::BoxFuture};
-use tokio::{runtime, sync::watch, task::LocalSet, time::timeout};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use actix::Recipient;
+use futures::{FutureExt, channel::oneshot};
 
+#[cfg(feature = "testing")]
+use super::start::Started;
 use super::{
-    Host, Inner, LeaseSupervisor,
-    connections::{Common, Connections, Pools, bounds},
+    Host, LeaseSupervisor,
+    connections::Connections,
+    start::{Plan, live},
 };
 use crate::{
-    actor::{
-        hints::Hints,
-        lane::{Lane, LaneSettings},
-        pool::Pool,
-        query::QueryWorkers,
-        registry::{Links, Registry},
-        run::RunLinks,
-        watching::Watcher,
-    },
     clock::{SharedClock, SystemClock},
-    config::{Settings, Timing},
+    config::Settings,
     error::StartError,
-    event::{EventSender, RunEvent, forward},
+    event::RunEvent,
     limits,
-    origin::Origin,
-    session::{Label, NodeId},
-    store::{self, Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError},
+    session::Label,
+    store::{self, SharedStore, StoreError},
 };
-
 /// Describes a [`LeaseSupervisor`]. All durations derive from the [`ttl`](Self::ttl) unless set; relations that
 /// cannot work are refused by [`start`](Self::start).
 #[must_use = "a builder does nothing until it is started"]
@@ -89,37 +79,37 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// See [`Timing::safety_margin`]. Bounds: ttl/20 to ttl/2.
+    /// See [`Timing::safety_margin`](crate::Timing::safety_margin). Bounds: ttl/20 to ttl/2.
     pub fn safety_margin(mut self, margin: Duration) -> Self {
         self.settings.safety_margin = Some(margin);
         self
     }
 
-    /// See [`Timing::renew_interval`]. Bounds: 20 ms to ttl/2.
+    /// See [`Timing::renew_interval`](crate::Timing::renew_interval). Bounds: 20 ms to ttl/2.
     pub fn renew_interval(mut self, interval: Duration) -> Self {
         self.settings.renew_interval = Some(interval);
         self
     }
 
-    /// See [`Timing::renew_timeout`]. Bounds: 20 ms to ttl/4.
+    /// See [`Timing::renew_timeout`](crate::Timing::renew_timeout). Bounds: 20 ms to ttl/4.
     pub fn renew_timeout(mut self, timeout: Duration) -> Self {
         self.settings.renew_timeout = Some(timeout);
         self
     }
 
-    /// See [`Timing::acquire_timeout`]. 20 ms to 24 h.
+    /// See [`Timing::acquire_timeout`](crate::Timing::acquire_timeout). 20 ms to 24 h.
     pub fn acquire_timeout(mut self, timeout: Duration) -> Self {
         self.settings.acquire_timeout = Some(timeout);
         self
     }
 
-    /// See [`Timing::stop_grace`]. It has nothing to do with the ttl; at most a year.
+    /// See [`Timing::stop_grace`](crate::Timing::stop_grace). It has nothing to do with the ttl; at most a year.
     pub fn stop_grace(mut self, grace: Duration) -> Self {
         self.settings.stop_grace = Some(grace);
         self
     }
 
-    /// See [`Timing::stuck_limit`]. Off by default; zero to a year, counted from when the run is stuck. What is given
+    /// See [`Timing::stuck_limit`](crate::Timing::stuck_limit). Off by default; zero to a year, counted from when the run is stuck. What is given
     /// up this way may still act while the next run works: only a fencing token keeps them apart then.
     pub fn stuck_limit(mut self, limit: Duration) -> Self {
         self.settings.stuck_limit = Some(limit);
@@ -151,7 +141,7 @@ impl LeaseSupervisorBuilder {
     ///
     /// It is called on a thread of its own with a tokio runtime, so it may do what it likes there; several calls may be
     /// under way. A new connection waits for it no longer than it may take as a whole, 3 s by default
-    /// ([`Timing::renew_timeout`]): keep what is valid for some time, and renew it ahead. Open connections are not
+    /// ([`Timing::renew_timeout`](crate::Timing::renew_timeout)): keep what is valid for some time, and renew it ahead. Open connections are not
     /// affected when it expires.
     ///
     /// An error, a panic or no answer in time is as if the server were away: runs go on at risk until their trust ends.
@@ -310,221 +300,5 @@ impl fmt::Debug for Authority {
             Self::Url(_) => f.write_str("Url(..)"),
             Self::Store(store) => store.fmt(f),
         }
-    }
-}
-
-/// A checked description of a supervisor, on its way to the thread it will live on.
-struct Plan {
-    timing: Timing,
-    /// `user@host` unless given.
-    label: Option<Label>,
-    store: SharedStore,
-    clock: SharedClock,
-    connect_timeout: Duration,
-    connections: Connections,
-    listeners: Vec<Recipient<RunEvent>>,
-    hints: bool,
-    looking_only: bool,
-}
-
-/// A supervisor as it has started. The watcher is still to be served; the actors have their tasks.
-struct Started {
-    inner: Inner,
-    watcher: Watcher,
-    over: CancellationToken,
-    goodbyes: TaskTracker,
-}
-
-/// All that happens on the supervisor's thread.
-fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
-    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let _ = ready.send(Err(StartError::Thread(limits::with_remedy(&error))));
-            return;
-        }
-    };
-    let actors = LocalSet::new();
-    actors.block_on(&runtime, host(plan, ready));
-    {
-        let _entered = runtime.enter();
-        drop(actors);
-    }
-    // A name that is being looked up blocks a thread for as long as the resolver likes.
-    runtime.shutdown_background();
-}
-
-/// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
-async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
-    match plan.start().await {
-        Ok(Started { inner, watcher, over, goodbyes }) => {
-            let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
-            // A caller that has gone drops the only handle, which shuts the registry down.
-            let _ = ready.send(Ok(Arc::new(inner)));
-            over.cancelled().await;
-            goodbyes.close();
-            let _ = timeout(GOODBYE, goodbyes.wait()).await;
-            // Its thread bounds its own goodbye.
-            let _ = watcher.await;
-        }
-        Err(error) => {
-            let _ = ready.send(Err(error));
-        }
-    }
-}
-
-/// How long connections may take to say goodbye at the end.
-const GOODBYE: Duration = Duration::from_millis(500);
-
-impl Plan {
-    async fn start(self) -> Result<Started, StartError> {
-        let Self {
-            timing,
-            label,
-            store,
-            clock,
-            connect_timeout,
-            connections,
-            listeners,
-            hints,
-            looking_only,
-        } = self;
-        // On the supervisor's own thread: a directory of users on the network may be slow.
-        let label = label.unwrap_or_else(Label::user_at_host);
-        let looked_at: SharedStore =
-            if looking_only { Arc::new(OnlyLooking(store.clone())) } else { store.clone() };
-        let (over, goodbyes) = (CancellationToken::new(), TaskTracker::new());
-        // Who fails to start, or is not awaited any more, leaves nothing behind.
-        let unless_started = over.clone().drop_guard();
-        let common = Common { store: store.clone(), timing, connect_timeout, goodbyes: goodbyes.clone() };
-        let pools = match looking_only {
-            true => common.pools_to_look(looked_at.clone()),
-            false => connections.pools(&common),
-        };
-        pools.open(&timing, connect_timeout).await?;
-        let (events, node, location) = (EventSender::new(), NodeId::random(), store.location().to_owned());
-        for listener in listeners {
-            actix_rt::spawn(goodbyes.track_future(forward(
-                events.source().subscribe(),
-                listener,
-                over.clone(),
-            )));
-        }
-        let lane = |attempt_timeout, main: &Pool, side: &Pool| LaneSettings {
-            clock: clock.clone(),
-            attempt_timeout,
-            longest_backoff: timing.longest_backoff(),
-            step_tolerance: timing.safety_margin() / 4,
-            goodbyes: goodbyes.clone(),
-            main: main.clone(),
-            side: side.clone(),
-        };
-        let acquiring = lane(timing.acquire_attempt_timeout(), &pools.acquires, &pools.acquires_alone);
-        let renewing = lane(timing.renew_timeout(), &pools.renewals, &pools.renewals_alone);
-        let releasing = lane(timing.renew_timeout(), &pools.releases, &pools.releases_alone);
-        let (queries, query_workers) = QueryWorkers::new(pools.queries.clone(), timing.query_timeout());
-        actix_rt::spawn(goodbyes.track_future(query_workers.serve(over.clone())));
-        let longest = timing.query_timeout().max(connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
-        let looking = bounds(&timing, longest);
-        let (watching, watcher) = Watcher::new(looked_at, clock.clone(), looking, events.source());
-        let (is_busy, busy) = watch::channel(false);
-        let means = pools.means();
-        if connections == Connections::PerVerb {
-            actix_rt::spawn(Pools::rest_when_idle(means.clone(), busy.clone(), over.clone()));
-        }
-        let report = Arc::<OnceLock<_>>::default();
-        let (run_clock, schema) = (clock.clone(), store.schema_name().into());
-        let registry = Registry::create(|ctx: &mut Context<Registry>| {
-            let run = RunLinks {
-                timing,
-                clock: run_clock,
-                renewals: Lane::start_with(renewing),
-                releases: Lane::start_with(releasing),
-                events: events.clone(),
-                registry: ctx.address().recipient(),
-                schema,
-            };
-            let acquires = Lane::start_with(acquiring);
-            let links = Links {
-                node,
-                location: location.clone(),
-                acquires,
-                means,
-                run,
-                over: over.clone(),
-                goodbyes: goodbyes.clone(),
-                queries: queries.clone(),
-                is_busy,
-                report: report.clone(),
-            };
-            Registry::new(links, CancellationToken::new(), unless_started)
-        });
-        if hints {
-            let hints = Hints {
-                store,
-                node,
-                bounds: bounds(&timing, timing.query_timeout()),
-                connect_timeout,
-                patience: timing.query_timeout(),
-                silence: timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
-                registry: registry.clone(),
-                is_busy: busy,
-            };
-            actix_rt::spawn(goodbyes.track_future(hints.serve(over.clone())));
-        }
-        let host = Mutex::new(None);
-        let events = events.source();
-        let is_closing = AtomicBool::new(false);
-        let inner = Inner {
-            registry,
-            queries,
-            watching,
-            clock,
-            events,
-            timing,
-            label,
-            node,
-            location,
-            host,
-            is_closing,
-            report,
-            origin: Origin::here(),
-        };
-        Ok(Started { inner, watcher, over, goodbyes })
-    }
-}
-
-/// How long a server that listens may say nothing until it is asked for a sign of life.
-const SHORTEST_SILENCE: Duration = Duration::from_secs(1);
-const LONGEST_SILENCE: Duration = Duration::from_secs(10);
-
-/// How long the slowest look of those who watch may take.
-const SHORTEST_LOOK: Duration = Duration::from_secs(2);
-const LONGEST_LOOK: Duration = Duration::from_secs(30);
-
-/// A store whose connections are for looking.
-struct OnlyLooking(SharedStore);
-
-impl crate::store::sealed::Sealed for OnlyLooking {}
-
-impl LeaseStore for OnlyLooking {
-    fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>> {
-        self.0.connect_to_look(bounds)
-    }
-
-    fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
-        self.0.migrate()
-    }
-
-    fn schema(&self) -> String {
-        self.0.schema()
-    }
-
-    fn location(&self) -> &str {
-        self.0.location()
-    }
-
-    fn remark(&self) -> Option<String> {
-        self.0.remark()
     }
 }

@@ -1,0 +1,282 @@
+//! How a supervisor comes to life: a thread, connections, and the actors on them.
+
+use std::{
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
+    time::Duration,
+};
+
+use actix::{Actor, Addr, AsyncContext, Context, Recipient};
+use futures::channel::oneshot;
+use tokio::{runtime, sync::watch, task::LocalSet, time::timeout};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
+
+use super::{
+    Inner,
+    connections::{Common, Connections, Pools, bounds},
+    looking::OnlyLooking,
+};
+use crate::{
+    actor::{
+        hints::Hints,
+        lane::{Lane, LaneSettings},
+        pool::Pool,
+        query::{Queries, QueryWorkers},
+        registry::{Links, Registry, ShutdownReport},
+        run::RunLinks,
+        watching::{Watcher, Watching},
+    },
+    clock::SharedClock,
+    config::Timing,
+    error::StartError,
+    event::{EventSender, RunEvent, forward},
+    limits,
+    origin::Origin,
+    session::{Label, NodeId},
+    store::SharedStore,
+};
+
+/// A checked description of a supervisor, on its way to the thread it will live on.
+pub(super) struct Plan {
+    pub(super) timing: Timing,
+    /// `user@host` unless given.
+    pub(super) label: Option<Label>,
+    pub(super) store: SharedStore,
+    pub(super) clock: SharedClock,
+    pub(super) connect_timeout: Duration,
+    pub(super) connections: Connections,
+    pub(super) listeners: Vec<Recipient<RunEvent>>,
+    pub(super) hints: bool,
+    pub(super) looking_only: bool,
+}
+
+/// A supervisor as it has started. The watcher is still to be served; the actors have their tasks.
+pub(super) struct Started {
+    pub(super) inner: Inner,
+    pub(super) watcher: Watcher,
+    pub(super) over: CancellationToken,
+    goodbyes: TaskTracker,
+}
+
+/// All that happens on the supervisor's thread.
+pub(super) fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
+    let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = ready.send(Err(StartError::Thread(limits::with_remedy(&error))));
+            return;
+        }
+    };
+    let actors = LocalSet::new();
+    actors.block_on(&runtime, host(plan, ready));
+    {
+        let _entered = runtime.enter();
+        drop(actors);
+    }
+    // A name that is being looked up blocks a thread for as long as the resolver likes.
+    runtime.shutdown_background();
+}
+
+/// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
+async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
+    match plan.start().await {
+        Ok(Started { inner, watcher, over, goodbyes }) => {
+            let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
+            // A caller that has gone drops the only handle, which shuts the registry down.
+            let _ = ready.send(Ok(Arc::new(inner)));
+            over.cancelled().await;
+            goodbyes.close();
+            let _ = timeout(GOODBYE, goodbyes.wait()).await;
+            // Its thread bounds its own goodbye.
+            let _ = watcher.await;
+        }
+        Err(error) => {
+            let _ = ready.send(Err(error));
+        }
+    }
+}
+
+/// How long connections may take to say goodbye at the end.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+impl Plan {
+    pub(super) async fn start(self) -> Result<Started, StartError> {
+        let base = Base::of(&self);
+        // Who fails to start, or is not awaited any more, leaves nothing behind.
+        let unless_started = base.over.clone().drop_guard();
+        let pools = self.pools(&base);
+        pools.open(&base.timing, base.connect_timeout).await?;
+        // Here, on the supervisor's own thread: a directory of users on the network may be slow.
+        let label = self.label.clone().unwrap_or_else(Label::user_at_host);
+        base.tell(self.listeners.clone());
+        let queries = base.answer_queries(&pools);
+        let (watching, watcher) = self.watch(&base);
+        let (is_busy, busy) = watch::channel(false);
+        if self.connections == Connections::PerVerb {
+            actix_rt::spawn(Pools::rest_when_idle(pools.means(), busy.clone(), base.over.clone()));
+        }
+        let report = Arc::<OnceLock<_>>::default();
+        let registry = base.registry(&pools, &queries, is_busy, &report, unless_started);
+        if self.hints {
+            base.hear_hints(registry.clone(), busy);
+        }
+        let Base { timing, clock, over, goodbyes, events, node, location, .. } = base;
+        let inner = Inner {
+            registry,
+            queries,
+            watching,
+            clock,
+            events: events.source(),
+            timing,
+            label,
+            node,
+            location,
+            host: Mutex::new(None),
+            is_closing: AtomicBool::new(false),
+            report,
+            origin: Origin::here(),
+        };
+        Ok(Started { inner, watcher, over, goodbyes })
+    }
+
+    fn pools(&self, base: &Base) -> Pools {
+        let (store, goodbyes) = (base.store.clone(), base.goodbyes.clone());
+        let common = Common { store, timing: base.timing, connect_timeout: base.connect_timeout, goodbyes };
+        match self.looking_only {
+            true => common.pools_to_look(self.looked_at(base)),
+            false => self.connections.pools(&common),
+        }
+    }
+
+    fn looked_at(&self, base: &Base) -> SharedStore {
+        match self.looking_only {
+            true => Arc::new(OnlyLooking(base.store.clone())),
+            false => base.store.clone(),
+        }
+    }
+
+    fn watch(&self, base: &Base) -> (Watching, Watcher) {
+        let longest =
+            base.timing.query_timeout().max(base.connect_timeout).clamp(SHORTEST_LOOK, LONGEST_LOOK);
+        let looking = bounds(&base.timing, longest);
+        Watcher::new(self.looked_at(base), base.clock.clone(), looking, base.events.source())
+    }
+}
+
+/// What the parts of a supervisor have in common, while they are put together.
+struct Base {
+    store: SharedStore,
+    timing: Timing,
+    clock: SharedClock,
+    connect_timeout: Duration,
+    node: NodeId,
+    location: String,
+    events: EventSender,
+    /// Cancelled when the registry has ended.
+    over: CancellationToken,
+    goodbyes: TaskTracker,
+}
+
+impl Base {
+    fn of(plan: &Plan) -> Self {
+        Self {
+            store: plan.store.clone(),
+            timing: plan.timing,
+            clock: plan.clock.clone(),
+            connect_timeout: plan.connect_timeout,
+            node: NodeId::random(),
+            location: plan.store.location().to_owned(),
+            events: EventSender::new(),
+            over: CancellationToken::new(),
+            goodbyes: TaskTracker::new(),
+        }
+    }
+
+    fn tell(&self, listeners: Vec<Recipient<RunEvent>>) {
+        for listener in listeners {
+            let telling = forward(self.events.source().subscribe(), listener, self.over.clone());
+            actix_rt::spawn(self.goodbyes.track_future(telling));
+        }
+    }
+
+    fn answer_queries(&self, pools: &Pools) -> Queries {
+        let (queries, workers) = QueryWorkers::new(pools.queries.clone(), self.timing.query_timeout());
+        actix_rt::spawn(self.goodbyes.track_future(workers.serve(self.over.clone())));
+        queries
+    }
+
+    fn lane(&self, attempt_timeout: Duration, main: &Pool, side: &Pool) -> LaneSettings {
+        LaneSettings {
+            clock: self.clock.clone(),
+            attempt_timeout,
+            longest_backoff: self.timing.longest_backoff(),
+            step_tolerance: self.timing.safety_margin() / 4,
+            goodbyes: self.goodbyes.clone(),
+            main: main.clone(),
+            side: side.clone(),
+        }
+    }
+
+    fn registry(
+        &self,
+        pools: &Pools,
+        queries: &Queries,
+        is_busy: watch::Sender<bool>,
+        report: &Arc<OnceLock<ShutdownReport>>,
+        unless_started: DropGuard,
+    ) -> Addr<Registry> {
+        let timing = self.timing;
+        let acquiring = self.lane(timing.acquire_attempt_timeout(), &pools.acquires, &pools.acquires_alone);
+        let renewing = self.lane(timing.renew_timeout(), &pools.renewals, &pools.renewals_alone);
+        let releasing = self.lane(timing.renew_timeout(), &pools.releases, &pools.releases_alone);
+        Registry::create(|ctx: &mut Context<Registry>| {
+            let run = RunLinks {
+                timing,
+                clock: self.clock.clone(),
+                renewals: Lane::start_with(renewing),
+                releases: Lane::start_with(releasing),
+                events: self.events.clone(),
+                registry: ctx.address().recipient(),
+                schema: self.store.schema_name().into(),
+            };
+            let links = Links {
+                node: self.node,
+                location: self.location.clone(),
+                acquires: Lane::start_with(acquiring),
+                means: pools.means(),
+                run,
+                over: self.over.clone(),
+                goodbyes: self.goodbyes.clone(),
+                queries: queries.clone(),
+                is_busy,
+                report: report.clone(),
+            };
+            Registry::new(links, CancellationToken::new(), unless_started)
+        })
+    }
+
+    fn hear_hints(&self, registry: Addr<Registry>, is_busy: watch::Receiver<bool>) {
+        let patience = self.timing.query_timeout();
+        let hints = Hints {
+            store: self.store.clone(),
+            node: self.node,
+            bounds: bounds(&self.timing, patience),
+            connect_timeout: self.connect_timeout,
+            patience,
+            silence: self.timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
+            registry,
+            is_busy,
+        };
+        actix_rt::spawn(self.goodbyes.track_future(hints.serve(self.over.clone())));
+    }
+}
+
+/// How long a server that listens may say nothing until it is asked for a sign of life.
+const SHORTEST_SILENCE: Duration = Duration::from_secs(1);
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+
+/// How long the slowest look of those who watch may take.
+const SHORTEST_LOOK: Duration = Duration::from_secs(2);
+const LONGEST_LOOK: Duration = Duration::from_secs(30);
