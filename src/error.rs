@@ -49,6 +49,28 @@ impl AcquireError {
     pub fn is_certain(&self) -> bool {
         !matches!(self, Self::Unavailable(_) | Self::Closed(_))
     }
+
+    /// Whether asking this supervisor again, later and with the same request, may succeed.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Busy(_) | Self::Unavailable(_) | Self::NotAcquired(_))
+    }
+
+    /// A fair time to wait before asking again: [`Busy::retry_after`] where the session is held, a second where the
+    /// database did not answer. `None` where waiting does not help.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Busy(busy) => Some(busy.retry_after()),
+            error => error.is_transient().then_some(Duration::from_secs(1)),
+        }
+    }
+
+    /// The refusal, when another run holds the session.
+    pub fn busy(&self) -> Option<&Busy> {
+        match self {
+            Self::Busy(busy) => Some(busy),
+            _ => None,
+        }
+    }
 }
 
 /// Another run holds the session.
@@ -212,6 +234,28 @@ impl<T> ScopeError<T> {
     /// What the work returned after the run had ended; `None` when it was dropped before it returned.
     pub fn into_value(self) -> Option<T> {
         self.value
+    }
+
+    /// What the work returned after the run had ended, as in [`into_value`](Self::into_value).
+    pub fn value(&self) -> Option<&T> {
+        self.value.as_ref()
+    }
+
+    /// How the run ended, and what the work returned after that.
+    pub fn into_parts(self) -> (Ended, Option<T>) {
+        (self.ended, self.value)
+    }
+
+    /// The error without the value: for `?` where the value is not `Send`, not `'static`, or is not wanted.
+    ///
+    /// ```
+    /// # async fn example(run: tenure::Run) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let name = String::from("chat");
+    /// let borrowed: &str = run.scope(async |_| name.as_str()).await.map_err(tenure::ScopeError::erase)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn erase(self) -> ScopeError<()> {
+        ScopeError { ended: self.ended, value: None }
     }
 }
 
