@@ -133,6 +133,11 @@
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
+//! - `tls-ring`, `tls-aws-lc-rs`, `tls-native`: TLS for PostgreSQL, by rustls with one of its two providers, or by the
+//!   system's library. None is on by default, since a program should have one provider: take the one that the rest of it
+//!   has. Where several are linked, rustls panics in whoever has it pick one, so the program picks first, by
+//!   `rustls::crypto::…::default_provider().install_default()` in its `main`. Without any of them, `sslmode=require` and
+//!   stronger are refused, and `prefer` connects without TLS. `cli` has `tls-ring`.
 //! - `process`: child processes of a run, [`RunContext::child`], and process trees of your own, [`process`]. Unix only.
 //! - `diagnosis`: for operators and their tools, how fit a database is to judge leases, [`diagnosis`].
 //! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code; its module's page has
@@ -180,6 +185,8 @@ pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
+#[cfg(all(unix, feature = "process"))]
+pub use run::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
     FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, SessionState,

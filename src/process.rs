@@ -73,7 +73,6 @@ use std::{future::Future, os::unix::process::CommandExt, process::Command, threa
 
 use futures::channel::oneshot;
 
-pub use crate::run::{ChildEnd, ChildError, ChildTree};
 pub use ending::{Ending, Progress};
 
 use crate::session::RunId;

@@ -55,6 +55,8 @@ impl Server {
         let mut tls = Tls::of(settings)?;
         if address.directory().is_some() {
             tls = tls.over_a_socket();
+        } else if !tls.is_built_in() {
+            return Err(refused(super::tls::MISSING.to_owned()));
         } else if tls.verifies_the_name() && address.at.as_ref().is_some_and(|at| *at != address.host) {
             return Err(refused(
                 "a certificate cannot be verified by the host's name where hostaddr is given; leave hostaddr out"

@@ -54,6 +54,12 @@ impl Tls {
         Self { mode: PgSslMode::Disable, ..self }
     }
 
+    /// Whether this build can do what is asked for.
+    pub(super) fn is_built_in(&self) -> bool {
+        let is_asked = !matches!(self.mode, PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer);
+        HAS_TLS || !is_asked
+    }
+
     /// Whether the server's certificate must be for its name.
     pub(super) fn verifies_the_name(&self) -> bool {
         matches!(self.mode, PgSslMode::VerifyFull)
@@ -74,6 +80,10 @@ impl Tls {
     }
 
     pub(super) fn apply(&self, options: PgConnectOptions) -> PgConnectOptions {
+        #[cfg(all(any(feature = "tls-ring", feature = "tls-aws-lc-rs"), not(feature = "tls-native")))]
+        if matches!(self.mode, PgSslMode::VerifyCa) {
+            choose_a_provider();
+        }
         let options = options.ssl_mode(self.mode);
         let options = match &self.root {
             Some(root) => options.ssl_root_cert(root),
@@ -84,6 +94,28 @@ impl Tls {
             Some((certificate, key)) => options.ssl_client_cert(certificate).ssl_client_key(key),
             None => options,
         }
+    }
+}
+
+const HAS_TLS: bool = cfg!(any(feature = "tls-ring", feature = "tls-aws-lc-rs", feature = "tls-native"));
+
+pub(super) const MISSING: &str = "sslmode=require, verify-ca and verify-full need TLS, which this build of tenure has \
+                                  not; turn on one of its features tls-ring, tls-aws-lc-rs and tls-native";
+
+/// What verifies by authority alone takes the provider of the process, and panics where two are linked and nobody has
+/// chosen one. Everything else names its provider.
+#[cfg(any(feature = "tls-ring", feature = "tls-aws-lc-rs"))]
+#[cfg_attr(feature = "tls-native", allow(dead_code, reason = "the system's library is taken instead"))]
+fn choose_a_provider() {
+    use rustls::crypto::CryptoProvider;
+
+    if CryptoProvider::get_default().is_none() {
+        #[cfg(feature = "tls-ring")]
+        let own = rustls::crypto::ring::default_provider();
+        #[cfg(not(feature = "tls-ring"))]
+        let own = rustls::crypto::aws_lc_rs::default_provider();
+        // An error says that somebody else was faster, which is as well.
+        let _ = own.install_default();
     }
 }
 
@@ -127,5 +159,17 @@ fn readable(name: &str, file: &Path) -> Result<(), StoreError> {
             "{name}={:?} cannot be read: {error}; name one that can be read",
             shown(file)
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// Where both providers are linked, rustls panics until one was chosen.
+    #[cfg(any(feature = "tls-ring", feature = "tls-aws-lc-rs"))]
+    #[test]
+    fn verifying_by_authority_never_meets_a_process_without_a_provider() {
+        super::choose_a_provider();
+        super::choose_a_provider();
+        let _ = rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
     }
 }
