@@ -17,10 +17,7 @@ use {
         process::{Command, Stdio},
         time::Duration,
     },
-    tenure::{
-        LeaseSupervisor, RunContext, SessionKey,
-        process::{ChildTree, ProcessOutcome},
-    },
+    tenure::{ChildTree, LeaseSupervisor, RunContext, SessionKey, process::ProcessOutcome},
     tokio::{
         io::AsyncReadExt,
         process::ChildStdout,
