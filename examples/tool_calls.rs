@@ -1,7 +1,7 @@
 //! Several tool processes under one run, stopped together: none is alive when the session is free again.
 //!
 //! ```sh
-//! cargo run --example tool_calls
+//! cargo run --features process --example tool_calls
 //! ```
 //!
 //! One tool answers, one does what it is told, one ignores SIGTERM, and one has left a process behind that nobody

@@ -197,6 +197,7 @@ impl Migrated {
 }
 
 /// What keeps others from implementing [`LeaseStore`]. Fakes of this crate's own tests may, under feature `testing`.
+#[cfg_attr(not(feature = "testing"), allow(unreachable_pub, reason = "named outside by tests alone"))]
 pub mod sealed {
     /// Not part of the public face.
     pub trait Sealed {}
