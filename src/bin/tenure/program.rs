@@ -326,12 +326,10 @@ impl<'a> Program<'a> {
 
     fn tell(&mut self, event: &RunEvent) {
         match event {
+            // What may still become of the lease is no news while CMD is being ended.
+            RunEvent::AtRisk { .. } | RunEvent::Recovered { .. } if self.is_stopping => {}
             RunEvent::AtRisk { trusted_for, cause, .. } => {
                 self.cause = cause.as_ref().map(ToString::to_string);
-                // What may still become of the lease is no news while CMD is being ended.
-                if self.is_stopping {
-                    return;
-                }
                 self.begun.events.tell(&Event::AtRisk {
                     trusted_for: *trusted_for,
                     confirmed_at: Some(self.confirmed_at()),
@@ -340,9 +338,7 @@ impl<'a> Program<'a> {
             }
             RunEvent::Recovered { .. } => {
                 self.cause = None;
-                if !self.is_stopping {
-                    self.begun.events.tell(&Event::Recovered);
-                }
+                self.begun.events.tell(&Event::Recovered);
             }
             RunEvent::Stopping { reason, .. } => {
                 let why = why(reason, self.signaled.map(|signal| signal.number));

@@ -1,6 +1,10 @@
 //! Hints without a server. Several times a second the file is asked whether anybody has written to it.
 
-use std::time::Duration;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
 
 use futures::future::BoxFuture;
 use tokio::time::sleep;
@@ -10,6 +14,8 @@ use crate::store::{Bounds, Hint, Listener, StoreError};
 
 /// The time between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
+/// Longer than a tick of a local file system's clock. Where it is not (FAT), a renewal tells instead.
+const SETTLED: Duration = Duration::from_millis(100);
 
 pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
     // It listens for runs, and their file was there.
@@ -19,14 +25,18 @@ pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn L
     }
     let opened = Connection::open(file.clone(), bounds).await;
     let mut connection = opened.map_err(|failure| failure.in_file(&file))?;
+    // Before the version: what is written in between is seen as new.
+    let mut files = Files::of(file.path());
+    files.may_have_changed();
     let seen = version(&mut connection).await?;
-    Ok(Box::new(Changes { connection, seen, is_elsewhere: was_elsewhere, is_told: false }))
+    Ok(Box::new(Changes { connection, seen, files, is_elsewhere: was_elsewhere, is_told: false }))
 }
 
 struct Changes {
     connection: Connection,
     /// The file's version when it was looked at last.
     seen: i64,
+    files: Files,
     /// The path leads to another file now than when the runs were granted.
     is_elsewhere: bool,
     is_told: bool,
@@ -39,6 +49,9 @@ impl Listener for Changes {
             self.is_elsewhere |= !matches!(self.connection.look()?, Standing::Same);
             if self.is_elsewhere && !std::mem::replace(&mut self.is_told, true) {
                 return Ok(Some(Hint::Replaced));
+            }
+            if !self.files.may_have_changed() {
+                return Ok(None);
             }
             let version = version(&mut self.connection).await?;
             let is_new = std::mem::replace(&mut self.seen, version) != version;
@@ -57,9 +70,76 @@ impl Listener for Changes {
     }
 }
 
+/// The file and its log, as the file system shows them. To ask the connection takes another thread, and this does not.
+struct Files {
+    paths: [PathBuf; 2],
+    seen: [Option<Seen>; 2],
+}
+
+/// What a write changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    len: u64,
+    modified: SystemTime,
+}
+
+impl Files {
+    fn of(path: &Path) -> Self {
+        let mut log = path.as_os_str().to_owned();
+        log.push("-wal");
+        Self { paths: [path.to_owned(), log.into()], seen: [None; 2] }
+    }
+
+    /// Whether somebody may have written since the last call.
+    fn may_have_changed(&mut self) -> bool {
+        let found = self.paths.each_ref().map(|path| {
+            let found = fs::metadata(path).ok()?;
+            Some(Seen { len: found.len(), modified: found.modified().ok()? })
+        });
+        // A second write within a tick of the file system's clock changes nothing here.
+        let is_settled =
+            |seen: Seen| SystemTime::now().duration_since(seen.modified).is_ok_and(|age| age > SETTLED);
+        let is_known = found[1].is_some() && found.iter().flatten().all(|seen| is_settled(*seen));
+        let is_same = std::mem::replace(&mut self.seen, found) == found;
+        !(is_same && is_known)
+    }
+}
+
 /// A number that changes when another connection, of any process, has committed. To read it takes a few bytes of shared
 /// memory, and no row.
 async fn version(connection: &mut Connection) -> Result<i64, StoreError> {
     let version = sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut connection.sqlite).await;
     connection.answer(version.map_err(Failure::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_is_never_missed_and_a_file_that_nobody_writes_to_is_not_asked_about() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.db");
+        let log = directory.path().join("t.db-wal");
+        let mut files = Files::of(&path);
+        fs::write(&path, "data").unwrap();
+        assert!(files.may_have_changed() && files.may_have_changed(), "without a log nothing is known");
+        fs::write(&log, "one").unwrap();
+        assert!(files.may_have_changed(), "it is new");
+        let long_ago = SystemTime::now() - 2 * SETTLED;
+        for one in [&path, &log] {
+            fs::File::options().write(true).open(one).unwrap().set_modified(long_ago).unwrap();
+        }
+        assert!(files.may_have_changed(), "it is another");
+        assert!(!files.may_have_changed(), "nobody has written");
+        // Of the same length, as after a checkpoint.
+        fs::write(&log, "two").unwrap();
+        assert!(files.may_have_changed());
+        let later = SystemTime::now() + 100 * SETTLED;
+        fs::File::options().write(true).open(&log).unwrap().set_modified(later).unwrap();
+        assert!(
+            files.may_have_changed() && files.may_have_changed(),
+            "a clock that was set back tells nothing"
+        );
+    }
 }
