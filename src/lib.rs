@@ -186,7 +186,7 @@ pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
 #[cfg(all(unix, feature = "process"))]
-pub use run::{ChildEnd, ChildError, ChildTree};
+pub use process::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
     FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, SessionState,

@@ -60,6 +60,7 @@ mod census;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 #[path = "process/group.rs"]
 mod census;
+mod child;
 mod ending;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod leave;
@@ -73,6 +74,7 @@ use std::{future::Future, os::unix::process::CommandExt, process::Command, threa
 
 use futures::channel::oneshot;
 
+pub use child::{ChildEnd, ChildError, ChildTree};
 pub use ending::{Ending, Progress};
 
 use crate::session::RunId;

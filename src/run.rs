@@ -18,8 +18,6 @@ mod scope;
 mod shared;
 mod tasks;
 
-#[cfg(all(unix, feature = "process"))]
-pub use child::{ChildEnd, ChildError, ChildTree};
 pub use context::RunContext;
 pub(crate) use message::RunMessage;
 pub use scope::ScopeHandle;

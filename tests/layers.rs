@@ -8,10 +8,9 @@ use std::{
 
 /// The modules of the crate, lowest first. A module may use those of its own line and of the lines above it here.
 const LAYERS: &[&[&str]] = &[
-    &["clock", "text", "limits", "origin"],
+    &["clock", "limits", "origin", "text"],
     &["session"],
-    &["caller"],
-    &["config", "end", "process", "watch"],
+    &["caller", "config", "end", "process", "watch"],
     &["store"],
     &["apart", "diagnosis", "error", "event", "host"],
     &["fence_gate", "lease", "pin"],
@@ -105,7 +104,7 @@ fn library() -> Vec<Source> {
     resolve(&files)
 }
 
-fn module_of(relative: &Path) -> Vec<String> {
+fn module_of(relative: &PathBuf) -> Vec<String> {
     let module: Vec<_> = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
     if module == ["lib"] { Vec::new() } else { module }
 }
@@ -129,7 +128,7 @@ fn resolve(files: &[(Vec<String>, String)]) -> Vec<Source> {
     for (module, named) in &named {
         for Named { path, visible_as } in named {
             if let Some(name) = visible_as {
-                handed_on.insert([module.as_slice(), std::slice::from_ref(name)].concat(), path.clone());
+                handed_on.insert([module.as_slice(), &[name.clone()]].concat(), path.clone());
             }
         }
     }

@@ -1,18 +1,16 @@
 //! Child processes of a run, each with all that descends from it.
 
 use std::{
-    io,
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus},
+    process::{Child, Command},
     sync::mpsc,
     thread,
     time::Duration,
 };
 
 use futures::{
-    FutureExt,
     channel::oneshot,
     executor::block_on,
-    future::{Either, Future, Shared as SharedFuture, select},
+    future::{Either, select},
 };
 use rustix::{
     io::Errno,
@@ -22,8 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{RunContext, tasks::WorkEntry};
 use crate::{
-    end::EndReason,
-    process::{ProcessTree, Progress, TreeEnd, marker_name, prepare},
+    process::{ChildEnd, ChildError, ChildTree, ProcessTree, Progress, TreeEnd, marker_name, prepare},
     session::RunId,
 };
 
@@ -85,70 +82,10 @@ impl RunContext {
         // A child that the same command starts next is no part of this one.
         command.env_remove(marker).env_remove(marker_name(self.run_id()));
         let mut child = spawned.map_err(ChildError::NotStarted)?;
-        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let pid = child.id();
+        let tree = ChildTree::of(&mut child, asked_to_end, end);
         starting.send(child).expect("the thread waits for it");
-        Ok(ChildTree { pid, stdin, stdout, stderr, asked_to_end, end: end.shared() })
+        Ok(tree)
     }
-}
-
-/// A child process of a run, and what descends from it. Dropping it changes nothing.
-#[derive(Debug)]
-pub struct ChildTree {
-    pid: u32,
-    /// Its standard input, when the command asked for a pipe. An async pipe is made of it by
-    /// `tokio::process::ChildStdin::from_std`; so with the others.
-    pub stdin: Option<ChildStdin>,
-    /// Its standard output, when the command asked for a pipe.
-    pub stdout: Option<ChildStdout>,
-    /// Its standard error, when the command asked for a pipe.
-    pub stderr: Option<ChildStderr>,
-    asked_to_end: CancellationToken,
-    end: SharedFuture<oneshot::Receiver<ChildEnd>>,
-}
-
-impl ChildTree {
-    /// The child's process id.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Ends the child and what descends from it, and nothing else of the run: SIGTERM, `stop_grace`, SIGKILL.
-    pub fn end(&self) {
-        self.asked_to_end.cancel();
-    }
-
-    /// Waits until the child has ended, and all that descends from it.
-    ///
-    /// # Cancel safety
-    /// Dropping the future changes nothing.
-    pub fn wait(&self) -> impl Future<Output = ChildEnd> + Send + 'static + use<> {
-        let end = self.end.clone();
-        async move { end.await.expect("the thread that sees to a child tells its end") }
-    }
-}
-
-/// How a child process ended, and what it took.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ChildEnd {
-    /// The child's own exit status; `None` when somebody else has taken it, as a host does that ignores SIGCHLD or
-    /// waits for any child.
-    pub status: Option<ExitStatus>,
-    /// What was found of its tree after it ended or was told to, and how that ended.
-    pub tree: TreeEnd,
-}
-
-/// Why no child process was started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ChildError {
-    /// The operating system did not start it.
-    #[error("the child process could not be started: {0}")]
-    NotStarted(#[source] io::Error),
-    /// The run has ended, or was told to.
-    #[error("the run ended before the child process was started: {0}")]
-    Ended(EndReason),
 }
 
 /// Looks after one child on a thread of its own.

@@ -26,8 +26,3 @@ pub(super) fn expanded(name: &str, path: &str) -> Result<PathBuf, StoreError> {
         (None, _) => Ok(Path::new(path).to_owned()),
     }
 }
-
-/// A path, for people.
-pub(super) fn shown(path: &Path) -> String {
-    printable(&path.to_string_lossy()).into_owned()
-}

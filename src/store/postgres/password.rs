@@ -7,11 +7,11 @@ use std::{
 };
 
 use super::{
-    environment::{expanded, shown, variable},
+    environment::{expanded, variable},
     service::Service,
     settings::ConnectionSettings,
 };
-use crate::store::StoreError;
+use crate::{store::StoreError, text::printable_path};
 
 /// The places to look, the first one first: the URL, the service, PGPASSWORD, the password file.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ impl Passwords {
         };
         let remark = |why: String| FoundPassword {
             password: None,
-            remark: Some(format!("the password file {} {why}", shown(&file))),
+            remark: Some(format!("the password file {} {why}", printable_path(&file))),
         };
         match read(&file) {
             Ok(Text::Read(text)) => match text.lines().find_map(|line| password_of(line, account)) {

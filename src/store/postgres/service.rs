@@ -2,11 +2,11 @@
 
 use std::{fs, path::PathBuf};
 
-use super::{
-    environment::{expanded, shown},
-    uri::refused,
+use super::{environment::expanded, uri::refused};
+use crate::{
+    store::StoreError,
+    text::{printable, printable_path},
 };
-use crate::{store::StoreError, text::printable};
 
 /// The name of a service, and the file that describes it.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ impl Service {
     }
 
     pub(super) fn refused(&self, why: &str) -> StoreError {
-        refused(format!("service={:?} in {}: {why}", printable(&self.name), shown(&self.file)))
+        refused(format!("service={:?} in {}: {why}", printable(&self.name), printable_path(&self.file)))
     }
 }
 

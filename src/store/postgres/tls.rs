@@ -8,12 +8,11 @@ use std::{
 
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
-use super::{
-    environment::{expanded, shown},
-    settings::ConnectionSettings,
-    uri::refused,
+use super::{environment::expanded, settings::ConnectionSettings, uri::refused};
+use crate::{
+    store::StoreError,
+    text::{printable, printable_path},
 };
-use crate::{store::StoreError, text::printable};
 
 #[derive(Debug, Clone)]
 pub(super) struct Tls {
@@ -157,7 +156,7 @@ fn readable(name: &str, file: &Path) -> Result<(), StoreError> {
         Ok(_) => Ok(()),
         Err(error) => Err(refused(format!(
             "{name}={:?} cannot be read: {error}; name one that can be read",
-            shown(file)
+            printable_path(file)
         ))),
     }
 }

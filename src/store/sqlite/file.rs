@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::standing::{self, FileIdentity, Opened, Standing, identity, if_there};
-use crate::{limits, store::StoreError, text::printable};
+use crate::{limits, store::StoreError, text::printable_path};
 
 /// The file of one store, checked without touching the file system.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ pub(super) enum Access {
 
 impl DatabaseFile {
     pub(super) fn new(path: PathBuf, access: Access) -> Self {
-        let location = printable(&path.to_string_lossy()).into();
+        let location = printable_path(&path).into();
         Self { path: path.into(), location, access, open: Arc::default(), closing: Arc::default() }
     }
 
@@ -164,7 +164,7 @@ impl DatabaseFile {
             detail: format!(
                 "the file cannot be opened; let this user read and write it, and create files in its directory {}, where \
                  SQLite keeps its write-ahead log",
-                shown(self.directory())
+                printable_path(self.directory())
             ),
         }
     }
@@ -184,12 +184,12 @@ impl DatabaseFile {
         let directory = self.directory();
         match directory.try_exists() {
             Ok(true) if directory.is_dir() => {}
-            Ok(true) => return unusable(format!("{} is not a directory", shown(directory))),
+            Ok(true) => return unusable(format!("{} is not a directory", printable_path(directory))),
             Ok(false) => {
                 return unusable(format!(
                     "{} cannot be opened: the directory {} does not exist; create it",
                     self.location,
-                    shown(directory)
+                    printable_path(directory)
                 ));
             }
             Err(_) => return self.denied(),
@@ -211,10 +211,6 @@ impl fmt::Display for DatabaseFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.location)
     }
-}
-
-pub(super) fn shown(path: &Path) -> String {
-    printable(&path.to_string_lossy()).into_owned()
 }
 
 pub(super) fn unusable(detail: impl Into<String>) -> StoreError {

@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-use super::file::shown;
+use crate::text::printable_path;
 
 /// Why this name must not be used. `None` if it may be.
 ///
@@ -22,14 +22,14 @@ pub(super) fn objection(path: &Path) -> io::Result<Option<String>> {
     let found = path.metadata()?;
     let names = found.nlink();
     if !found.is_file() {
-        let told = || format!("{} is neither a file nor a directory; name a file", shown(&path));
+        let told = || format!("{} is neither a file nor a directory; name a file", printable_path(&path));
         return Ok((!found.is_dir()).then(told));
     }
     if names > 1 {
         return Ok(Some(format!(
             "{} has {names} names (hard links), and SQLite keeps a log for each: a run under one name would not be seen \
              under another. Remove all names but one; `find / -xdev -samefile FILE` lists them",
-            shown(&path)
+            printable_path(&path)
         )));
     }
     let is_mounted = is_mounted(&path)?;
@@ -37,7 +37,7 @@ pub(super) fn objection(path: &Path) -> io::Result<Option<String>> {
         format!(
             "{} is mounted as a single file, away from the directory in which SQLite keeps its log: a run under one path \
              would not be seen under the other. Mount the directory that the file is in",
-            shown(&path)
+            printable_path(&path)
         )
     }))
 }

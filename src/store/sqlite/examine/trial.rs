@@ -16,6 +16,7 @@ use crate::{
             schema,
         },
     },
+    text::printable_path,
 };
 
 /// Creates a database beside the file, in a directory that is removed afterwards, and sets it up as a run would.
@@ -64,6 +65,6 @@ fn directory_in(place: &Path, file: &DatabaseFile) -> Result<TempDir, StoreError
 fn no_place(file: &DatabaseFile, directory: &Path, what: &str) -> StoreError {
     StoreError::Unavailable {
         location: file.location().to_owned(),
-        detail: format!("the directory {} {what}", super::super::file::shown(directory)),
+        detail: format!("the directory {} {what}", printable_path(directory)),
     }
 }
