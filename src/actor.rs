@@ -26,6 +26,7 @@
 //! is never restarted. The registry's end cancels the root of all tokens, and with it every run.
 
 pub(crate) mod acquisition;
+mod call;
 pub(crate) mod hints;
 pub(crate) mod lane;
 pub(crate) mod pool;

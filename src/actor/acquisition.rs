@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     actor::{
-        lane::{Acquiring, LaneAddr, Releasing, backoff},
+        call::backoff,
+        lane::{Acquiring, LaneAddr, Releasing},
         pool::Pool,
     },
     clock::BootInstant,

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     actor::{
-        lane::backoff,
+        call::backoff,
         registry::{Doubt, LookForStops, Registry},
     },
     session::NodeId,

@@ -17,39 +17,28 @@
 //! happens: a request that is dropped unanswered reads as "unavailable" (invariant I9).
 
 use std::{
-    panic::AssertUnwindSafe,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, WrapFuture, fut::ActorFutureExt};
-use futures::{
-    FutureExt,
-    channel::oneshot,
-    future::{Either, select},
-};
-use tokio::time::{Instant, sleep, timeout};
+use futures::{FutureExt, channel::oneshot};
+use tokio::time::{Instant, timeout};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-use super::pool::{Lent, Need, Pool};
+use super::pool::{Lent, Pool};
 use crate::{
     clock::{BootInstant, SharedClock, StepDetector},
-    lease,
     store::{MAX_BATCH, StoreError},
 };
 
 mod suspects;
 mod track;
-mod verb;
 
 use suspects::Suspects;
-use track::{Request, Track};
+use track::{Request, Returned, Sent, Track};
 
-pub(crate) use verb::{Acquiring, Releasing, Renewing, Verb};
+pub(crate) use track::{Acquiring, Releasing, Renewing, Verb};
 
 /// The answer to one request.
 pub(crate) struct LaneAnswer<O> {
@@ -141,21 +130,6 @@ enum Which {
     Side,
 }
 
-/// What a statement's task brings back.
-struct Returned<V: Verb> {
-    batch: Vec<Request<V>>,
-    sent: Sent,
-    result: Result<Vec<V::Outcome>, StoreError>,
-}
-
-/// When a statement was sent, if it was, and answered.
-#[derive(Clone, Copy)]
-struct Sent {
-    was_sent: bool,
-    at: BootInstant,
-    received_at: BootInstant,
-}
-
 impl<V: Verb> Lane<V> {
     pub(crate) fn start_with(settings: LaneSettings) -> LaneAddr<V> {
         let location = settings.main.location().to_owned();
@@ -207,15 +181,9 @@ impl<V: Verb> Lane<V> {
     }
 
     fn send(&mut self, which: Which, lent: Lent, ctx: &mut Context<Self>) {
-        let settings = self.settings.clone();
-        let track = self.track(which);
-        let batch = track.gather();
-        if batch.is_empty() {
-            track.in_flight = false;
-            return lent.give_back();
-        }
-        let task = actix_rt::spawn(attempt::<V>(settings, track.pool.clone(), lent, batch));
-        ctx.spawn(task.into_actor(self).map(move |joined, lane, ctx| {
+        let (clock, within) = (self.settings.clock.clone(), self.settings.attempt_timeout);
+        let Some(returning) = self.track(which).send(lent, clock, within) else { return };
+        ctx.spawn(returning.into_actor(self).map(move |joined, lane, ctx| {
             // A task that panicked has dropped its requests, which answers them, and its connection.
             lane.take_back(which, joined.ok(), ctx);
         }));
@@ -307,53 +275,3 @@ impl<V: Verb> Handler<Submit<V>> for Lane<V> {
 }
 
 impl<V: Verb> Unpin for Lane<V> {}
-
-/// One statement, within its time-out. While it is silent and a lease depends on it, a spare connection is opened.
-async fn attempt<V: Verb>(
-    settings: LaneSettings,
-    pool: Pool,
-    mut lent: Lent,
-    batch: Vec<Request<V>>,
-) -> Returned<V> {
-    let (within, location) = (settings.attempt_timeout, pool.location());
-    let (items, askers): (Vec<_>, Vec<_>) =
-        batch.into_iter().map(|r| (r.item, (r.alone, r.sent, r.reply))).unzip();
-    askers.iter().for_each(|(_, sent, _)| sent.store(true, Ordering::Relaxed));
-    let at = settings.clock.now();
-    let call = timeout(within, AssertUnwindSafe(V::call(lent.connection(), &items)).catch_unwind());
-    let answered = match V::NEED {
-        Need::Urgent => with_spare(call, &pool).await,
-        Need::Patient => call.await,
-    };
-    let result = match answered {
-        Ok(Ok(Ok(outcomes))) if outcomes.len() != items.len() => Err(StoreError::Unavailable {
-            location: location.to_owned(),
-            detail: format!("{} answers for {}", outcomes.len(), items.len()),
-        }),
-        Ok(Ok(result)) => result,
-        Ok(Err(_panic)) => Err(StoreError::panicked(location)),
-        Err(_elapsed) => Err(StoreError::silent(location, within)),
-    };
-    // After an uncertain end the connection may still be busy with the statement: never use it again.
-    lent.give_back_after(&result);
-    let request = |(item, (alone, sent, reply))| Request { item, alone, sent, reply };
-    let batch = items.into_iter().zip(askers).map(request).collect();
-    let sent = Sent { was_sent: true, at, received_at: settings.clock.now() };
-    Returned { batch, sent, result }
-}
-
-async fn with_spare<T>(call: impl Future<Output = T>, pool: &Pool) -> T {
-    let mut call = pin!(call);
-    match select(&mut call, pin!(sleep(pool.time_to_spare()))).await {
-        Either::Left((answered, _)) => answered,
-        Either::Right(_) => {
-            pool.spare();
-            call.await
-        }
-    }
-}
-
-/// The pause after this many failures, jittered.
-pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
-    lease::backoff(failures, longest, fastrand::f64())
-}

@@ -11,7 +11,6 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     future::poll_fn,
-    panic::AssertUnwindSafe,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Waker},
@@ -32,7 +31,7 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use super::lane::backoff;
+use super::call::{answer, backoff};
 use crate::store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind};
 
 mod opening;
@@ -484,11 +483,8 @@ async fn mind(
         if let Either::Left(_) = select(&mut is_wanted, pin!(sleep(every))).await {
             return Minded::Wanted(connection);
         }
-        match timeout(patience, AssertUnwindSafe(connection.ping()).catch_unwind()).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => return Minded::Lost(error),
-            Ok(Err(_panic)) => return Minded::Lost(StoreError::panicked(&location)),
-            Err(_elapsed) => return Minded::Lost(StoreError::silent(&location, patience)),
+        if let Err(error) = answer(&location, patience, connection.ping()).await {
+            return Minded::Lost(error);
         }
     }
 }

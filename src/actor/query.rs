@@ -8,7 +8,7 @@
 //!
 //! Requests for single sessions that gather while a statement is in flight go out together in the next.
 
-use std::{cell::Cell, panic::AssertUnwindSafe, pin::Pin, time::Duration};
+use std::{cell::Cell, pin::Pin, time::Duration};
 
 use futures::{
     FutureExt, StreamExt,
@@ -18,7 +18,10 @@ use futures::{
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::pool::{Lent, Need, Pool};
+use super::{
+    call::caught,
+    pool::{Lent, Need, Pool},
+};
 use crate::{
     error::{Closed, QueryError},
     session::{Holder, Reason, Requester, SessionKey, SessionStatus},
@@ -203,15 +206,12 @@ impl Worker {
         call: &impl AsyncFn(&mut dyn LeaseConnection) -> Result<T, StoreError>,
         until: Instant,
     ) -> Result<T, StoreError> {
-        let exchange = AssertUnwindSafe(call(lent.connection())).catch_unwind();
-        match timeout_at(until, exchange).await {
-            Ok(Ok(result)) => {
-                lent.give_back_after(&result);
-                result
-            }
-            Ok(Err(_panic)) => Err(StoreError::panicked(self.pool.location())),
-            Err(_elapsed) => Err(StoreError::silent(self.pool.location(), self.attempt_timeout)),
-        }
+        let location = self.pool.location();
+        let answered = timeout_at(until, caught(location, call(lent.connection()))).await;
+        let result =
+            answered.unwrap_or_else(|_elapsed| Err(StoreError::silent(location, self.attempt_timeout)));
+        lent.give_back_after(&result);
+        result
     }
 
     /// What has gathered behind a statement that got no answer shares its fate, instead of waiting as long again.

@@ -1,29 +1,51 @@
-//! One track of a lane: what waits for the next statement, and when that may be sent.
+//! One track of a lane: what waits for the next statement, when that may be sent, and the statement itself.
+//!
+//! From here a statement goes down to the store, over a connection that the lane has taken from the track's pool.
 
 use std::{
     collections::{HashSet, VecDeque},
-    sync::{Arc, atomic::AtomicBool},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use futures::channel::oneshot;
-use tokio::time::Instant;
+use futures::{
+    channel::oneshot,
+    future::{BoxFuture, Either, select},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 
-use super::{LaneAnswer, Sent, Verb, backoff};
-use crate::{actor::pool::Pool, store::StoreError};
+use super::LaneAnswer;
+use crate::{
+    actor::{
+        call::{answer, backoff},
+        pool::{Lent, Need, Pool},
+    },
+    clock::{BootInstant, SharedClock},
+    session::SessionKey,
+    store::{
+        Acquire, AcquireOutcome, LeaseConnection, Release, ReleaseOutcome, Renew, RenewOutcome, StoreError,
+    },
+};
 
 pub(super) struct Track<V: Verb> {
     pub(super) queue: VecDeque<Request<V>>,
     /// Of rejected batches: each goes before the queue, as one statement.
     pub(super) parts: VecDeque<Vec<Request<V>>>,
     /// The most requests in one statement, now and ever.
-    pub(super) width: usize,
-    pub(super) widest: usize,
+    width: usize,
+    widest: usize,
     pub(super) pool: Pool,
     /// A statement, or the wait for a connection.
     pub(super) in_flight: bool,
     /// Statements in a row that got no answer.
-    pub(super) failures: u32,
+    failures: u32,
     pub(super) not_before: Option<Instant>,
 }
 
@@ -49,8 +71,24 @@ impl<V: Verb> Track<V> {
         }
     }
 
+    /// Sends one statement with what has gathered, in a task of its own. `None` when nobody waits any more.
+    pub(super) fn send(
+        &mut self,
+        lent: Lent,
+        clock: SharedClock,
+        within: Duration,
+    ) -> Option<JoinHandle<Returned<V>>> {
+        let batch = self.gather();
+        self.in_flight = !batch.is_empty();
+        if batch.is_empty() {
+            lent.give_back();
+            return None;
+        }
+        Some(actix_rt::spawn(attempt(batch, lent, self.pool.clone(), clock, within)))
+    }
+
     /// Takes what fits into one statement: whoever still waits, each key once, in the order of asking.
-    pub(super) fn gather(&mut self) -> Vec<Request<V>> {
+    fn gather(&mut self) -> Vec<Request<V>> {
         while let Some(mut part) = self.parts.pop_front() {
             part.retain(|request| !request.reply.is_canceled());
             if !part.is_empty() {
@@ -99,5 +137,145 @@ impl<V: Verb> Request<V> {
     pub(super) fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
         // Whoever does not wait any more has dropped the receiver.
         let _ = self.reply.send(LaneAnswer { sent_at: sent.at, sent: sent.was_sent, outcome });
+    }
+}
+
+/// What a statement's task brings back.
+pub(super) struct Returned<V: Verb> {
+    pub(super) batch: Vec<Request<V>>,
+    pub(super) sent: Sent,
+    pub(super) result: Result<Vec<V::Outcome>, StoreError>,
+}
+
+/// When a statement was sent, if it was, and answered.
+#[derive(Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) was_sent: bool,
+    pub(super) at: BootInstant,
+    pub(super) received_at: BootInstant,
+}
+
+/// One statement, within its time-out. If it is silent and a lease depends on it, a spare connection is opened.
+async fn attempt<V: Verb>(
+    batch: Vec<Request<V>>,
+    mut lent: Lent,
+    pool: Pool,
+    clock: SharedClock,
+    within: Duration,
+) -> Returned<V> {
+    let (items, askers): (Vec<_>, Vec<_>) =
+        batch.into_iter().map(|r| (r.item, (r.alone, r.sent, r.reply))).unzip();
+    askers.iter().for_each(|(_, sent, _)| sent.store(true, Ordering::Relaxed));
+    // Before the statement is sent: trust is counted from here (invariant I2).
+    let at = clock.now();
+    let call = answer(pool.location(), within, V::call(lent.connection(), &items));
+    let answered = match V::NEED {
+        Need::Urgent => with_spare(call, &pool).await,
+        Need::Patient => call.await,
+    };
+    let result = answered.and_then(|outcomes| match outcomes.len() == items.len() {
+        true => Ok(outcomes),
+        false => Err(StoreError::Unavailable {
+            location: pool.location().to_owned(),
+            detail: format!("{} answers for {}", outcomes.len(), items.len()),
+        }),
+    });
+    // After an uncertain end the connection may still be busy with the statement: never use it again.
+    lent.give_back_after(&result);
+    let request = |(item, (alone, sent, reply))| Request { item, alone, sent, reply };
+    let batch = items.into_iter().zip(askers).map(request).collect();
+    let sent = Sent { was_sent: true, at, received_at: clock.now() };
+    Returned { batch, sent, result }
+}
+
+async fn with_spare<T>(call: impl Future<Output = T>, pool: &Pool) -> T {
+    let mut call = pin!(call);
+    match select(&mut call, pin!(sleep(pool.time_to_spare()))).await {
+        Either::Left((answered, _)) => answered,
+        Either::Right(_) => {
+            pool.spare();
+            call.await
+        }
+    }
+}
+
+/// A kind of statement.
+pub(crate) trait Verb: 'static {
+    /// For logs.
+    const NAME: &'static str;
+    /// How much waits for a connection.
+    const NEED: Need;
+    type Item: Unpin + Send + 'static;
+    type Outcome: Send + 'static;
+
+    /// Keys are unique within a batch.
+    fn key(item: &Self::Item) -> &SessionKey;
+
+    /// The database's clock, in microseconds since 1970, where the outcome carries it.
+    fn clock_micros(outcome: &Self::Outcome) -> Option<i64>;
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Self::Item]) -> Call<'a, Self::Outcome>;
+}
+
+type Call<'a, O> = BoxFuture<'a, Result<Vec<O>, StoreError>>;
+
+pub(crate) enum Acquiring {}
+pub(crate) enum Renewing {}
+pub(crate) enum Releasing {}
+
+impl Verb for Acquiring {
+    const NAME: &'static str = "acquire";
+    const NEED: Need = Need::Patient;
+    type Item = Acquire;
+    type Outcome = AcquireOutcome;
+
+    fn key(item: &Acquire) -> &SessionKey {
+        &item.key
+    }
+
+    fn clock_micros(_: &AcquireOutcome) -> Option<i64> {
+        None
+    }
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Acquire]) -> Call<'a, AcquireOutcome> {
+        connection.acquire(items)
+    }
+}
+
+impl Verb for Renewing {
+    const NAME: &'static str = "renew";
+    const NEED: Need = Need::Urgent;
+    type Item = Renew;
+    type Outcome = RenewOutcome;
+
+    fn key(item: &Renew) -> &SessionKey {
+        &item.key
+    }
+
+    fn clock_micros(outcome: &RenewOutcome) -> Option<i64> {
+        outcome.clock_micros()
+    }
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Renew]) -> Call<'a, RenewOutcome> {
+        connection.renew(items)
+    }
+}
+
+impl Verb for Releasing {
+    const NAME: &'static str = "release";
+    const NEED: Need = Need::Urgent;
+    type Item = Release;
+    type Outcome = ReleaseOutcome;
+
+    fn key(item: &Release) -> &SessionKey {
+        &item.key
+    }
+
+    fn clock_micros(_: &ReleaseOutcome) -> Option<i64> {
+        None
+    }
+
+    fn call<'a>(connection: &'a mut dyn LeaseConnection, items: &'a [Release]) -> Call<'a, ReleaseOutcome> {
+        connection.release(items)
     }
 }

@@ -1,14 +1,14 @@
 //! Opening one connection, however slow the line.
 
-use std::{panic::AssertUnwindSafe, time::Duration};
+use std::time::Duration;
 
-use futures::{
-    FutureExt,
-    future::{Either, select},
-};
+use futures::future::{Either, select};
 use tokio::time::{Instant, timeout};
 
-use crate::store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind};
+use crate::{
+    actor::call::caught,
+    store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind},
+};
 
 /// A connection, and how long it took to open it.
 pub(crate) struct Opened {
@@ -45,6 +45,5 @@ async fn open(store: SharedStore, bounds: Bounds, verbs: &'static [VerbKind]) ->
         connection.prepare(verbs).await?;
         Ok(Opened { connection, took: began.elapsed() })
     };
-    let opened = AssertUnwindSafe(opening).catch_unwind().await;
-    opened.unwrap_or_else(|_panic| Err(StoreError::panicked(store.location())))
+    caught(store.location(), opening).await
 }

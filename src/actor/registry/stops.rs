@@ -10,7 +10,7 @@ use super::{Doubt, LocalSession, Pending, Registry, Running};
 use crate::{
     actor::{
         acquisition::{Acquired, AcquisitionEnd},
-        lane::backoff,
+        call::backoff,
         query::{Queries, Query},
     },
     end::EndReason,

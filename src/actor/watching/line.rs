@@ -5,7 +5,6 @@
 //! further attempts are made besides.
 
 use std::{
-    panic::AssertUnwindSafe,
     task::{Context, Poll},
     time::Duration,
 };
@@ -14,7 +13,10 @@ use futures::{FutureExt, future::BoxFuture};
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    actor::pool::{Opened, connect},
+    actor::{
+        call::answer,
+        pool::{Opened, connect},
+    },
     clock::{BootInstant, SharedClock},
     session::{Holder, SessionKey},
     store::{Bounds, LeaseConnection, SharedStore, StoreError},
@@ -138,8 +140,7 @@ impl Open {
         location: String,
     ) -> Returned {
         let (sent_at, began) = (clock.now(), Instant::now());
-        let call = AssertUnwindSafe(self.connection.inspect(&keys)).catch_unwind();
-        let result = answer_of(timeout(self.patience, call).await, self.patience, &location);
+        let result = answer(&location, self.patience, self.connection.inspect(&keys)).await;
         self.patience = (3 * began.elapsed()).clamp(PATIENCE, longest);
         // After an uncertain end the connection may still be busy with the statement: never use it again.
         let is_usable = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true);
@@ -158,18 +159,4 @@ async fn open(store: SharedStore, bounds: Bounds) -> Result<Open, StoreError> {
     // It took at least as many round trips as a look does.
     let patience = (2 * took).clamp(PATIENCE, longest);
     Ok(Open { connection, patience })
-}
-
-type Caught<T> = Result<Result<T, StoreError>, Box<dyn std::any::Any + Send>>;
-
-fn answer_of<T>(
-    answer: Result<Caught<T>, tokio::time::error::Elapsed>,
-    within: Duration,
-    location: &str,
-) -> Result<T, StoreError> {
-    match answer {
-        Ok(Ok(result)) => result,
-        Ok(Err(_panic)) => Err(StoreError::panicked(location)),
-        Err(_elapsed) => Err(StoreError::silent(location, within)),
-    }
 }

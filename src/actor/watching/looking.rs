@@ -22,7 +22,7 @@ use super::{
     watched::Watched,
 };
 use crate::{
-    actor::lane::backoff,
+    actor::call::backoff,
     clock::{BootInstant, Reading, SharedClock},
     event::RunEvent,
     session::{SessionKey, SessionStatus},

@@ -1,0 +1,32 @@
+//! One call of the database: what its caller hears whatever happens, and the pause before the next call.
+
+use std::{panic::AssertUnwindSafe, time::Duration};
+
+use futures::FutureExt;
+use tokio::time::timeout;
+
+use crate::{lease, store::StoreError};
+
+/// Waits for the answer of a call for at most `within`. Silence and a panic are errors of the store like any other.
+pub(crate) async fn answer<T>(
+    location: &str,
+    within: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let answered = timeout(within, caught(location, call)).await;
+    answered.unwrap_or_else(|_elapsed| Err(StoreError::silent(location, within)))
+}
+
+/// The same without a bound, for a caller that has one of its own.
+pub(crate) async fn caught<T>(
+    location: &str,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let called = AssertUnwindSafe(call).catch_unwind().await;
+    called.unwrap_or_else(|_panic| Err(StoreError::panicked(location)))
+}
+
+/// The pause after this many failures, with jitter.
+pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
+    lease::backoff(failures, longest, fastrand::f64())
+}
