@@ -17,6 +17,8 @@ mod pinning;
 mod scope;
 mod shared;
 mod tasks;
+mod trust;
+mod works;
 
 pub use context::RunContext;
 pub(crate) use message::RunMessage;

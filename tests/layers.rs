@@ -104,7 +104,7 @@ fn library() -> Vec<Source> {
     resolve(&files)
 }
 
-fn module_of(relative: &PathBuf) -> Vec<String> {
+fn module_of(relative: &Path) -> Vec<String> {
     let module: Vec<_> = relative.iter().map(|part| part.to_str().unwrap().to_owned()).collect();
     if module == ["lib"] { Vec::new() } else { module }
 }
@@ -128,7 +128,7 @@ fn resolve(files: &[(Vec<String>, String)]) -> Vec<Source> {
     for (module, named) in &named {
         for Named { path, visible_as } in named {
             if let Some(name) = visible_as {
-                handed_on.insert([module.as_slice(), &[name.clone()]].concat(), path.clone());
+                handed_on.insert([module.as_slice(), std::slice::from_ref(name)].concat(), path.clone());
             }
         }
     }

@@ -16,7 +16,7 @@ use futures::{
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{end::End, tasks::Works};
+use super::{end::End, trust::Trust, works::Works};
 use crate::{
     clock::{BootInstant, SharedClock},
     config::Timing,
@@ -392,64 +392,5 @@ impl fmt::Debug for Shared {
             .field("fence", &self.fence)
             .field("reason", &self.reason())
             .finish_non_exhaustive()
-    }
-}
-
-/// The end of trust, readable from any thread without a lock.
-///
-/// Whoever sees it pass closes it for good: a renewal that was confirmed just before, and is published just
-/// after, must not let `is_held` go from `false` back to `true` (invariant I3).
-struct Trust(AtomicU64);
-
-impl Trust {
-    const OVER: u64 = 0;
-
-    fn until(instant: BootInstant) -> Self {
-        Self(AtomicU64::new(instant.as_nanos()))
-    }
-
-    fn holds(&self, now: BootInstant) -> bool {
-        let until = self.0.load(Ordering::Acquire);
-        if now.as_nanos() < until {
-            return true;
-        }
-        // Fails when it was extended in between: then it had not passed.
-        let closed = self.0.compare_exchange(until, Self::OVER, Ordering::AcqRel, Ordering::Acquire);
-        closed.is_err_and(|extended| now.as_nanos() < extended)
-    }
-
-    fn extend(&self, instant: BootInstant) -> bool {
-        let extend = |until| (until != Self::OVER).then_some(instant.as_nanos());
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, extend).is_ok()
-    }
-
-    fn revoke(&self) {
-        self.0.store(Self::OVER, Ordering::Release);
-    }
-
-    fn end(&self) -> Option<BootInstant> {
-        let until = self.0.load(Ordering::Acquire);
-        (until != Self::OVER).then(|| BootInstant::from_nanos(until))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(nanos: u64) -> BootInstant {
-        BootInstant::from_nanos(nanos)
-    }
-
-    #[test]
-    fn i3_trust_that_was_seen_to_pass_is_never_extended() {
-        let trust = Trust::until(at(10));
-        assert!(trust.holds(at(9)));
-        assert!(trust.extend(at(20)));
-        assert!(trust.holds(at(19)));
-        assert!(!trust.holds(at(20)));
-        assert!(!trust.extend(at(40)));
-        assert!(!trust.holds(at(5)));
-        assert_eq!(trust.end(), None);
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -147,29 +147,6 @@ impl<T> Task<T> {
 impl<T> fmt::Debug for Task<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Task").field("run", &self.context).finish_non_exhaustive()
-    }
-}
-
-/// How many work under a run, its guard included. Once there is nobody left, nobody gets in any more.
-pub(super) struct Works(Mutex<usize>);
-
-impl Works {
-    pub(super) fn of_guard() -> Self {
-        Self(Mutex::new(1))
-    }
-
-    fn enter(&self) -> bool {
-        let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_open = *count > 0;
-        *count += usize::from(is_open);
-        is_open
-    }
-
-    /// Answers whether that was the last.
-    fn leave(&self) -> bool {
-        let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *count -= 1;
-        *count == 0
     }
 }
 
