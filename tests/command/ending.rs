@@ -318,9 +318,13 @@ async fn a_loss_that_the_guardian_deals_with_before_the_command_has_noticed_it_i
         crate::support::wait_until("the guardian has ended", guardian_is_done);
         run.signal(Signal::CONT);
         let done = run.finish();
-        let last = done.events().pop().unwrap();
-        assert_eq!((done.code, &last["event"]), (76, &"ended".into()), "{done:?}");
+        let events = done.events();
+        let last = events.last().unwrap();
+        assert_eq!((done.code, &last["event"], &last["exit_code"]), (76, &"ended".into(), &76.into()));
         assert!(["unconfirmed", "expired"].contains(&last["reason"].as_str().unwrap()), "{done:?}");
-        assert!(done.events().iter().any(|event| event["event"] == "stopping"), "{done:?}");
+        // One story: it is told once that CMD is stopped, and the end gives the same reason.
+        let told: Vec<_> = events.iter().filter(|event| event["event"] == "stopping").collect();
+        assert!(told.len() == 1 && told[0]["reason"] == last["reason"], "{done:?}");
+        assert!(events.iter().all(|event| event["event"] != "failed"), "{done:?}");
     }
 }
