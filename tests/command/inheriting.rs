@@ -132,6 +132,22 @@ fn children_that_the_command_did_not_start_are_waited_for() {
     assert_eq!(run.exit(), 5);
 }
 
+/// Process 1 of a container often waits for nobody.
+#[test]
+fn nothing_is_left_for_process_1_to_wait_for() {
+    let scene = Scene::new();
+    let script = "import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+for round in range(60):
+    subprocess.run([sys.argv[1], '-q', 'run', '-s', 'chat', '--', 'true'], check=True)
+    try:
+        sys.exit(f'round {round} left {os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)}')
+    except ChildProcessError:
+        pass";
+    let done = Running::start(scene.dress(Command::new("python3"), ["-c", script, TENURE])).finish();
+    assert_eq!(done.code, 0, "{done:?}");
+}
+
 #[test]
 fn the_dashes_may_be_left_out_before_a_program_that_has_none() {
     let scene = Scene::new();

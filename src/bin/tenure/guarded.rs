@@ -23,7 +23,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
 use tenure::{
     clock::{BootInstant, Clock as _, SystemClock},
     process::{ProcessTree, TreeEnd, become_subreaper},
@@ -47,6 +50,8 @@ use crate::{
 
 /// How long a last look at what the guardian has said may take, before it counts as lost.
 const LAST_LOOK: Duration = Duration::from_millis(20);
+/// How long the guardian may take to end after its last report.
+const LAST_BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How often the clock is read where it cannot be waited for.
 const CLOCK_STEP: Duration = Duration::from_millis(500);
 
@@ -259,6 +264,15 @@ impl Guardian {
         stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't']))
     }
 
+    /// Whoever is given it after this process, in a container often a program that waits for nobody, would keep it as
+    /// a zombie. It ends by itself, at once after its last report.
+    fn wait_briefly(&mut self) {
+        if let Some(handle) = self.handle.as_ref().filter(|_| matches!(self.child.try_wait(), Ok(None))) {
+            let _ = poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&LAST_BREATH));
+        }
+        let _ = self.child.try_wait();
+    }
+
     /// Lets it go on, if somebody has stopped it.
     fn wake(&self) {
         if let Some(handle) = &self.handle {
@@ -269,8 +283,7 @@ impl Guardian {
 
 impl Drop for Reports {
     fn drop(&mut self) {
-        // No zombie stays, if it has ended by now; it ends by itself.
-        let _ = self.guardian.child.try_wait();
+        self.guardian.wait_briefly();
     }
 }
 

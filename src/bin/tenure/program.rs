@@ -86,6 +86,8 @@ pub(crate) struct Watched {
     pub(crate) is_stopping: bool,
     pub(crate) is_overdue: bool,
     pub(crate) is_guardian_lost: bool,
+    /// To drop it waits for the guardian to end.
+    pub(crate) reports: Reports,
     confirmed_at: SystemTime,
     cause: Option<String>,
 }
@@ -206,6 +208,7 @@ impl<'a> Program<'a> {
             is_stopping: self.is_stopping,
             is_overdue: self.is_overdue,
             is_guardian_lost: self.is_guardian_lost,
+            reports: self.reports,
             cause: self.cause,
         }
     }

@@ -184,7 +184,10 @@ async fn work(
     let watched = program.finish();
     // The tree is gone: the work has ended, and only now the session is given back (invariant I6).
     let (reason, released) = release(run, signals, begun.events).await;
-    conclude(&begun, &watched, &reason, released)
+    let exit = conclude(&begun, &watched, &reason, released);
+    // By now the guardian has had the time of the release.
+    drop(watched.reports);
+    exit
 }
 
 /// Ends a run; answers why it ended, and whether the database has confirmed the release.
