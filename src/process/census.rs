@@ -2,16 +2,12 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io,
     time::{Duration, Instant},
 };
 
 use rustix::{
     io::Errno,
-    process::{
-        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, child_subreaper, getpgrp, kill_process,
-        kill_process_group, pidfd_open, pidfd_send_signal, waitid,
-    },
+    process::{Signal, WaitId, WaitIdOptions, child_subreaper, waitid},
 };
 
 use super::{
@@ -21,6 +17,11 @@ use super::{
     table::{ProcessEntry, Table, children, list},
 };
 use crate::clock::BootInstant;
+
+mod signals;
+mod walk;
+
+use walk::Walk;
 
 /// Ticks a second in /proc, which the kernel fixed for its users whatever its own rate.
 const TICKS_PER_SECOND: u64 = 100;
@@ -116,43 +117,6 @@ impl Census {
         }
         entries.retain(|_, entry| !self.is_left(entry));
         entries.values().filter(|entry| entry.is_alive()).map(ProcessEntry::member).collect()
-    }
-
-    /// Sends a signal to the groups whose leader is there, if only as a zombie: whoever is in them then, known or not.
-    pub(super) fn signal_led_groups(&self, signal: Signal) {
-        for (group, start) in &self.groups {
-            let leads = |entry: ProcessEntry| entry.id.start == *start && entry.leads_group();
-            let is_led = self.is_ours_alone(*group) && ProcessEntry::read(*group).is_some_and(leads);
-            if let Some(group) = Pid::from_raw(*group).filter(|_| is_led) {
-                let _ = kill_process_group(group, signal);
-            }
-        }
-    }
-
-    /// Sends a signal to all members: to a whole group at once where it is the tree's own, so that no fork in it
-    /// can slip through; else one by one. That one is gone, or may not be signalled, shows at the next look.
-    pub(super) fn signal_all(&self, members: &[Member], signal: Signal) {
-        let mut reached = HashSet::new();
-        for member in members {
-            let is_own = self.groups.contains_key(&member.group) && self.is_ours_alone(member.group);
-            if is_own && !reached.contains(&member.group) && send_to_group_of(member, signal) {
-                reached.insert(member.group);
-            }
-        }
-        for member in members.iter().filter(|member| !reached.contains(&member.group)) {
-            self.signal_one(member, signal);
-        }
-    }
-
-    /// Whether a group of the tree can be signalled at once: this process is not in it, and nobody who is to be left can
-    /// be.
-    fn is_ours_alone(&self, group: i32) -> bool {
-        group != getpgrp().as_raw_pid() && self.leave.is_empty()
-    }
-
-    /// Sends a signal to one member, and not to its group.
-    pub(super) fn signal_one(&self, member: &Member, signal: Signal) {
-        let _ = send(member.id, signal);
     }
 
     /// Stops whoever newly appears in the tree, at once, until nobody has for `quiet` or `bound` has passed.
@@ -268,55 +232,6 @@ impl Census {
     }
 }
 
-/// From a member to all that belong to it, over one table.
-struct Walk<'a> {
-    table: &'a Table,
-    inside: HashSet<usize>,
-    /// Of those inside, from whom the way has not been followed yet.
-    open: Vec<usize>,
-    own_pid: i32,
-}
-
-impl<'a> Walk<'a> {
-    fn over(table: &'a Table) -> Self {
-        Self { table, inside: HashSet::new(), open: Vec::new(), own_pid: own_pid() }
-    }
-
-    fn enter(&mut self, index: usize) {
-        if self.table.entries[index].id.pid != self.own_pid && self.inside.insert(index) {
-            self.open.push(index);
-        }
-    }
-
-    /// Nobody but the descendants.
-    fn follow_children(mut self) -> HashSet<usize> {
-        let table = self.table;
-        while let Some(index) = self.open.pop() {
-            let children = table.children.get(&table.entries[index].id.pid);
-            children.into_iter().flatten().for_each(|index| self.enter(*index));
-        }
-        self.inside
-    }
-
-    /// Descendants, and whoever is in a group or session that is led from inside; but for those who are barred.
-    fn follow(mut self, barred: &HashSet<usize>) -> HashSet<usize> {
-        let table = self.table;
-        while let Some(index) = self.open.pop() {
-            let entry = &table.entries[index];
-            let pid = &entry.id.pid;
-            let children = table.children.get(pid);
-            let group = table.groups.get(pid).filter(|_| entry.leads_group());
-            let session = table.sessions.get(pid).filter(|_| entry.leads_session());
-            for index in [children, group, session].into_iter().flatten().flatten() {
-                if !barred.contains(index) {
-                    self.enter(*index);
-                }
-            }
-        }
-        self.inside
-    }
-}
-
 fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_pid()
 }
@@ -328,31 +243,6 @@ fn is_subreaper() -> bool {
 fn is_childless() -> bool {
     let any = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     waitid(WaitId::All, any).is_err_and(|error| error == Errno::CHILD)
-}
-
-fn is_still(id: ProcessIdentity) -> bool {
-    ProcessEntry::read(id.pid).is_some_and(|entry| entry.id == id)
-}
-
-/// A group cannot change owners while a member is in it; that one is, was seen a moment ago. For the id to come
-/// round again, tens of thousands of processes would have to start in that moment.
-fn send_to_group_of(member: &Member, signal: Signal) -> bool {
-    let is_there = ProcessEntry::read(member.id.pid)
-        .is_some_and(|entry| entry.id == member.id && entry.group == member.group && entry.is_alive());
-    let group = Pid::from_raw(member.group);
-    is_there && group.is_some_and(|group| kill_process_group(group, signal).is_ok())
-}
-
-fn send(id: ProcessIdentity, signal: Signal) -> io::Result<()> {
-    let Some(pid) = Pid::from_raw(id.pid) else { return Ok(()) };
-    match pidfd_open(pid, PidfdFlags::empty()) {
-        // The identity is checked when the descriptor already holds the process.
-        Ok(process) if is_still(id) => Ok(pidfd_send_signal(process, signal)?),
-        Ok(_) | Err(Errno::SRCH) => Ok(()),
-        // No such call in an old kernel or a sandbox, or no descriptor left.
-        Err(_) if is_still(id) => Ok(kill_process(pid, signal)?),
-        Err(_) => Ok(()),
-    }
 }
 
 #[cfg(test)]

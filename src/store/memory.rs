@@ -4,7 +4,6 @@
 //! and it fails on request in the ways that databases and networks fail.
 
 use std::{
-    collections::{BTreeMap, HashSet},
     fmt,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -17,20 +16,19 @@ use futures::{
 };
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Listener, Listening, Migrated, Page,
-    Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
+    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listener, Listening, Migrated, Page,
+    Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
 };
 use crate::{
-    clock::{SharedClock, instant},
-    session::{
-        FencingToken, Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
-        StopRequest,
-    },
+    clock::SharedClock,
+    session::{Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, SessionKey},
 };
 
 mod hints;
+mod state;
 
 use hints::MemoryListener;
+use state::{Row, State, micros};
 
 /// A database in memory. Clones share it.
 #[derive(Clone)]
@@ -71,39 +69,6 @@ pub struct Statements {
     pub inspections: u64,
     /// Items of statements that were rejected, the innocent ones included.
     pub rejected_items: u64,
-}
-
-#[derive(Default)]
-struct State {
-    rows: BTreeMap<SessionKey, Row>,
-    floor: i64,
-    step_micros: i64,
-    fault: Fault,
-    delay: Duration,
-    reply_delay: Duration,
-    failing_renewals: u32,
-    locked: HashSet<SessionKey>,
-    rejected: HashSet<SessionKey>,
-    frozen: Vec<FrozenStatement>,
-    statements: Statements,
-    listeners: Vec<(NodeId, mpsc::UnboundedSender<RunId>)>,
-    hints_lost: bool,
-}
-
-/// What happens when the server goes on; takes the clock of that moment.
-type FrozenStatement = Box<dyn FnOnce(&mut State, i64) + Send>;
-
-#[derive(Debug, Clone)]
-struct Row {
-    run_id: RunId,
-    fence: i64,
-    node: NodeId,
-    label: Label,
-    stage: RunStage,
-    phase: RunPhase,
-    acquired_at: i64,
-    expires_at: i64,
-    stop: Option<StopRequest>,
 }
 
 impl MemoryStore {
@@ -446,140 +411,6 @@ impl LeaseConnection for MemoryStore {
     }
 }
 
-impl State {
-    /// A statement is executed as a whole or not at all.
-    fn check<'a>(
-        &mut self,
-        mut keys: impl ExactSizeIterator<Item = &'a SessionKey>,
-    ) -> Result<(), StoreError> {
-        let items = keys.len() as u64;
-        let Some(key) = keys.find(|key| self.rejected.contains(key)) else { return Ok(()) };
-        self.statements.rejected_items += items;
-        let detail = format!("an error was raised for {key}");
-        Err(StoreError::Rejected { location: "memory".to_owned(), detail })
-    }
-
-    fn acquire(&mut self, item: &Acquire, now: i64) -> AcquireOutcome {
-        let held = self.rows.get(&item.key);
-        if let Some(row) = held.filter(|row| row.expires_at > now && row.run_id != item.run_id) {
-            return AcquireOutcome::Busy(Box::new(row.holder(now)));
-        }
-        if self.locked.contains(&item.key) {
-            return AcquireOutcome::Locked;
-        }
-        let expires_at = now + micros(item.ttl);
-        let row = match self.rows.get_mut(&item.key).filter(|row| row.run_id == item.run_id) {
-            Some(own) => {
-                own.expires_at = own.expires_at.max(expires_at);
-                own
-            }
-            None => {
-                self.floor = now.max(self.floor + 1);
-                let row = Row {
-                    run_id: item.run_id,
-                    fence: self.floor,
-                    node: item.node,
-                    label: item.label.clone(),
-                    stage: RunStage::Running,
-                    phase: item.phase.clone(),
-                    acquired_at: now,
-                    expires_at,
-                    stop: None,
-                };
-                self.rows.entry(item.key.clone()).insert_entry(row).into_mut()
-            }
-        };
-        AcquireOutcome::Granted(Grant {
-            fence: FencingToken::from(row.fence),
-            remaining: between(now, row.expires_at),
-            acquired_at_micros: row.acquired_at,
-            expires_at_micros: row.expires_at,
-            stop: row.stop.clone(),
-        })
-    }
-
-    fn renew(&mut self, item: &Renew, now: i64) -> RenewOutcome {
-        let Some(row) = self.rows.get_mut(&item.key) else { return RenewOutcome::Gone { clock_micros: now } };
-        if row.run_id != item.run_id {
-            return RenewOutcome::Superseded { clock_micros: now };
-        }
-        if self.locked.contains(&item.key) {
-            return RenewOutcome::Locked;
-        }
-        if row.expires_at - micros(item.safety_margin) <= now {
-            return RenewOutcome::Expired { clock_micros: now };
-        }
-        row.expires_at = row.expires_at.max(now + micros(item.ttl));
-        row.stage = item.stage;
-        if let Some(phase) = &item.phase {
-            row.phase = phase.clone();
-        }
-        RenewOutcome::Renewed(Renewed {
-            remaining: between(now, row.expires_at),
-            clock_micros: now,
-            stop: row.stop.clone(),
-        })
-    }
-
-    fn release(&mut self, item: &Release) -> ReleaseOutcome {
-        match self.rows.get(&item.key) {
-            Some(row) if row.run_id == item.run_id => {
-                if self.locked.contains(&item.key) {
-                    return ReleaseOutcome::Locked;
-                }
-                self.rows.remove(&item.key);
-                ReleaseOutcome::Released
-            }
-            _ => ReleaseOutcome::NotFound,
-        }
-    }
-}
-
-impl State {
-    fn request_stop(&mut self, item: &StopRun, now: i64) -> StopOutcome {
-        let is_wanted = |row: &Row| item.run_id.is_none_or(|wanted| wanted == row.run_id);
-        let row = self.rows.get_mut(&item.key).filter(|row| row.expires_at > now && is_wanted(row));
-        let Some(row) = row else { return StopOutcome::Idle };
-        if self.locked.contains(&item.key) {
-            return StopOutcome::Locked(row.run_id);
-        }
-        let first = row.stop.is_none();
-        row.stop.get_or_insert_with(|| {
-            let by = item.by.as_ref().map(|by| by.as_str().to_owned());
-            let reason = item.reason.as_ref().map(|reason| reason.as_str().to_owned());
-            StopRequest::new(instant(now), by, reason)
-        });
-        let holder = row.holder(now);
-        self.hint(&holder);
-        StopOutcome::Asked { holder: Box::new(holder), first }
-    }
-}
-
-impl Row {
-    fn holder(&self, now: i64) -> Holder {
-        Holder {
-            run_id: self.run_id,
-            node: self.node,
-            label: self.label.clone(),
-            fence: FencingToken::from(self.fence),
-            stage: self.stage,
-            phase: self.phase.clone(),
-            since: instant(self.acquired_at),
-            expires_at: instant(self.expires_at),
-            expires_in: between(now, self.expires_at),
-            stop: self.stop.clone(),
-        }
-    }
-}
-
 fn unavailable(detail: &str) -> StoreError {
     StoreError::Unavailable { location: "memory".to_owned(), detail: detail.to_owned() }
-}
-
-fn micros(duration: Duration) -> i64 {
-    duration.as_micros().try_into().unwrap_or(i64::MAX)
-}
-
-fn between(now: i64, expires_at: i64) -> Duration {
-    Duration::from_micros(expires_at.saturating_sub(now).try_into().unwrap_or(0))
 }
