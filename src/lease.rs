@@ -24,68 +24,17 @@ use crate::{
     clock::BootInstant,
     config::Timing,
     end::{EndReason, Limit},
-    session::{RunPhase, RunStage, StopRequest},
+    session::{RunPhase, RunStage},
 };
 
+mod action;
+mod limits;
 mod statements;
 
+pub(crate) use action::{Action, News, Released, Renewal};
+use limits::Silence;
 pub(crate) use statements::backoff;
 use statements::{Call, trust};
-
-/// What the actor has to do, in this order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Send a renewal; answer with [`Lease::on_renewal`] and the same attempt.
-    Renew { attempt: u64, stage: RunStage, phase: Option<RunPhase>, alone: bool },
-    /// Others can see this one now.
-    PhaseShown(RunPhase),
-    /// Cancel the run's token. Comes once.
-    Cancel(EndReason),
-    /// The work has had its time: drop or kill it.
-    Kill,
-    /// Another run may hold the session already. Comes at most once, before the work is killed.
-    Overtaken,
-    /// Nobody waits for the work any more, though it has not ended. Comes once, if `stuck_limit` is set.
-    GiveUp,
-    /// Send a release; answer with [`Lease::on_release`] and the same attempt.
-    Release { attempt: u64, alone: bool },
-    /// Tell whoever listens.
-    Tell(News),
-    /// Nothing more will come: the work has ended and the row is dealt with. Comes once.
-    Finish,
-}
-
-/// What listeners are told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
-    Renewed { trusted_for: Duration },
-    AtRisk { trusted_for: Duration },
-    Recovered,
-    Stopping,
-    Stuck,
-    Ended { released: bool },
-}
-
-/// What is known of one attempt to renew.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Renewal {
-    /// `sent_at` is when the statement was sent, `remaining` what was left when it ran.
-    Confirmed { sent_at: BootInstant, remaining: Duration, stop: Option<StopRequest> },
-    /// Certain: the lease is lost, for this reason.
-    Lost(EndReason),
-    /// Uncertain (invariant I9). `locked`: the row is locked by a stranger, so that the next attempt should
-    /// not ride in a batch.
-    Unanswered { locked: bool },
-}
-
-/// What is known of one attempt to release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Released {
-    /// The row of this run is gone.
-    Gone,
-    /// Uncertain, as with renewals.
-    Unanswered { locked: bool },
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -137,13 +86,6 @@ pub(crate) struct Lease {
     actions: VecDeque<Action>,
 }
 
-/// How long the work may show no sign of advancing, and when it last did.
-#[derive(Debug, Clone, Copy)]
-struct Silence {
-    longest: Duration,
-    since: BootInstant,
-}
-
 impl Lease {
     /// The lease of a run that was granted; `None` when its trust has passed already, in which case nothing
     /// may be handed out (invariant I1).
@@ -180,14 +122,6 @@ impl Lease {
             finished: false,
             actions: VecDeque::new(),
         })
-    }
-
-    /// Limits the run from `now` on; no renewal moves it.
-    pub(crate) fn limit_to(&mut self, limit: Limit, now: BootInstant) {
-        match limit {
-            Limit::MaxDuration(duration) => self.over_at = Some((now + duration, limit)),
-            Limit::MaxSilence(longest) => self.silence = Some(Silence { longest, since: now }),
-        }
     }
 
     /// The end of trust. After the end it is whatever it was last; ask [`is_held`](Self::is_held).
@@ -247,11 +181,35 @@ impl Lease {
         self.send_due(now);
     }
 
-    /// The work has shown a sign of advancing at this instant.
-    pub(crate) fn on_beat(&mut self, at: BootInstant) {
-        if let Some(silence) = &mut self.silence {
-            silence.since = silence.since.max(at);
+    /// A renewal was answered, or will never be.
+    pub(crate) fn on_renewal(&mut self, attempt: u64, renewal: Renewal, now: BootInstant) {
+        self.check_trust(now);
+        if let (State::Ended, Renewal::Lost(EndReason::Superseded)) = (self.state, &renewal) {
+            return self.be_overtaken(now);
         }
+        let current = matches!(self.renewal, Call::InFlight { attempt: sent, .. } if sent == attempt);
+        if !current || matches!(self.state, State::Releasing | State::Ended) {
+            return;
+        }
+        match renewal {
+            Renewal::Confirmed { sent_at, remaining, stop } => {
+                if self.sent_phase == self.unshown_phase
+                    && let Some(shown) = self.unshown_phase.take()
+                {
+                    self.actions.push_back(Action::PhaseShown(shown));
+                }
+                self.confirm(sent_at, remaining, now);
+                if let Some(request) = stop {
+                    self.on_stop(EndReason::stopped(&request), None, now);
+                }
+            }
+            Renewal::Lost(reason) => self.lose(reason, now),
+            Renewal::Unanswered { locked } => {
+                self.become_at_risk(now);
+                self.renewal = self.retry(locked, now);
+            }
+        }
+        self.send_due(now);
     }
 
     /// The work is to end: cancel it, and wait for it while renewals go on (invariant I6). Its grace is `stop_grace`
@@ -301,21 +259,6 @@ impl Lease {
         if self.state != State::Ended && now >= self.trusted_until {
             self.lose(EndReason::Unconfirmed, now);
         }
-    }
-
-    fn check_limits(&mut self, now: BootInstant) {
-        if self.state == State::Held
-            && let Some((_, limit)) = self.next_limit().filter(|(at, _)| now >= *at)
-        {
-            self.on_stop(EndReason::TimedOut { limit }, None, now);
-        }
-    }
-
-    /// The limit that is reached first, if nothing happens.
-    fn next_limit(&self) -> Option<(BootInstant, Limit)> {
-        let silent =
-            self.silence.map(|Silence { longest, since }| (since + longest, Limit::MaxSilence(longest)));
-        [self.over_at, silent].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     fn lose(&mut self, reason: EndReason, now: BootInstant) {

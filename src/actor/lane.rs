@@ -36,7 +36,7 @@ mod suspects;
 mod track;
 
 use suspects::Suspects;
-use track::{Request, Returned, Sent, Track};
+use track::{Returned, Track};
 
 pub(crate) use track::{Acquiring, Releasing, Renewing, Verb};
 
@@ -123,6 +123,30 @@ pub(crate) struct Lane<V: Verb> {
 #[derive(Message)]
 #[rtype(result = "()")]
 struct Submit<V: Verb>(Request<V>);
+
+/// One item that somebody asks for.
+struct Request<V: Verb> {
+    item: V::Item,
+    /// In a statement of its own.
+    alone: bool,
+    sent: Arc<AtomicBool>,
+    reply: oneshot::Sender<LaneAnswer<V::Outcome>>,
+}
+
+impl<V: Verb> Request<V> {
+    fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
+        // Whoever does not wait any more has dropped the receiver.
+        let _ = self.reply.send(LaneAnswer { sent_at: sent.at, sent: sent.was_sent, outcome });
+    }
+}
+
+/// When a statement was sent, if it was, and answered.
+#[derive(Clone, Copy)]
+struct Sent {
+    was_sent: bool,
+    at: BootInstant,
+    received_at: BootInstant,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {

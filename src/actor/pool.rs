@@ -7,21 +7,9 @@
 //!
 //! All of it lives on the supervisor's thread.
 
-use std::{
-    cell::RefCell,
-    collections::VecDeque,
-    future::poll_fn,
-    pin::pin,
-    rc::Rc,
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::{cell::RefCell, collections::VecDeque, pin::pin, rc::Rc, task::Waker, time::Duration};
 
-use futures::{
-    FutureExt,
-    channel::oneshot,
-    future::{BoxFuture, Either, select},
-};
+use futures::future::{Either, select};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, sleep_until, timeout},
@@ -31,12 +19,16 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use super::call::{answer, backoff};
+use super::call::backoff;
 use crate::store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind};
 
+mod lent;
 mod opening;
+mod rest;
 
+pub(crate) use lent::Lent;
 pub(crate) use opening::{Opened, connect};
+use rest::{Idle, Minded};
 
 /// Connections for one purpose, or for all. Clones share them; when the last is dropped, they are closed.
 #[derive(Clone)]
@@ -104,21 +96,6 @@ impl State {
     fn attempts_begun(&self) -> u64 {
         self.failed + u64::from(self.is_opening)
     }
-}
-
-/// A connection at rest.
-struct Idle {
-    minded: BoxFuture<'static, Minded>,
-    /// `None` once it was said: while a sign of life is awaited, the rest goes on until it has come.
-    wanted: Option<oneshot::Sender<()>>,
-    since: Instant,
-    server: usize,
-}
-
-/// A connection at rest, after its rest.
-enum Minded {
-    Wanted(Box<dyn LeaseConnection>),
-    Lost(StoreError),
 }
 
 /// How much waits for a connection.
@@ -387,106 +364,6 @@ impl Pool {
         }
         self.inner.changed.notify_waiters();
     }
-
-    /// Minds the connections at rest until nobody uses the pool any more, then closes them.
-    async fn mind(self) {
-        let over = self.inner.over.clone();
-        loop {
-            let lost = poll_fn(|cx| self.poll_idle(cx));
-            let pause = self.inner.plan.check_interval.min(self.inner.plan.linger);
-            match over.run_until_cancelled(timeout(pause, lost)).await {
-                Some(Ok(error)) => {
-                    tracing::debug!(%error, "a connection at rest was lost");
-                    self.keep();
-                }
-                Some(Err(_elapsed)) => {}
-                None => break,
-            }
-            self.follow();
-            self.trim(self.inner.plan.linger);
-        }
-        self.inner.changed.notify_waiters();
-        let idle = std::mem::take(&mut self.inner.state.borrow_mut().idle);
-        futures::future::join_all(idle.into_iter().map(Idle::close)).await;
-    }
-
-    fn poll_idle(&self, cx: &mut Context<'_>) -> Poll<StoreError> {
-        let (mut wanted, mut lost) = (Vec::new(), Poll::Pending);
-        let mut state = self.inner.state.borrow_mut();
-        state.minder = Some(cx.waker().clone());
-        state.idle.retain_mut(|idle| match idle.minded.poll_unpin(cx) {
-            Poll::Pending => true,
-            Poll::Ready(Minded::Wanted(connection)) => {
-                wanted.push(connection);
-                false
-            }
-            Poll::Ready(Minded::Lost(error)) => {
-                lost = Poll::Ready(error);
-                false
-            }
-        });
-        drop(state);
-        // Whoever wanted it waits for it, or has another one by now.
-        wanted.into_iter().for_each(|connection| self.put(connection));
-        lost
-    }
-
-    /// Closes connections that have been at rest for so long, but those that are kept.
-    fn trim(&self, longest: Duration) {
-        let kept = self.kept();
-        let mut state = self.inner.state.borrow_mut();
-        while state.idle.len() + state.lent > kept
-            && state.idle.front().is_some_and(|idle| idle.since.elapsed() >= longest)
-            && let Some(idle) = state.idle.pop_front()
-        {
-            actix_rt::spawn(self.inner.plan.goodbyes.track_future(idle.close()));
-        }
-    }
-}
-
-impl Idle {
-    fn begin(connection: Box<dyn LeaseConnection>, plan: &PoolPlan) -> Self {
-        let (wanted, is_wanted) = oneshot::channel();
-        let (every, patience) = (plan.check_interval, plan.patience);
-        let location = plan.store.location().to_owned();
-        let server = connection.server();
-        let minded = mind(connection, is_wanted, every, patience, location).boxed();
-        Self { minded, wanted: Some(wanted), since: Instant::now(), server }
-    }
-
-    /// `None`: a sign of life is awaited first.
-    fn end(&mut self) -> Option<Minded> {
-        let _ = self.wanted.take()?.send(());
-        match self.minded.poll_unpin(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(minded) => Some(minded),
-            Poll::Pending => None,
-        }
-    }
-
-    async fn close(mut self) {
-        if let Some(Minded::Wanted(connection)) = self.end() {
-            connection.close().await;
-        }
-    }
-}
-
-/// Asks for signs of life until the connection is wanted, or lost. It is not given while one is awaited: a statement
-/// that was sent behind it would wait for it too, in its own time.
-async fn mind(
-    mut connection: Box<dyn LeaseConnection>,
-    mut is_wanted: oneshot::Receiver<()>,
-    every: Duration,
-    patience: Duration,
-    location: String,
-) -> Minded {
-    loop {
-        if let Either::Left(_) = select(&mut is_wanted, pin!(sleep(every))).await {
-            return Minded::Wanted(connection);
-        }
-        if let Err(error) = answer(&location, patience, connection.ping()).await {
-            return Minded::Lost(error);
-        }
-    }
 }
 
 /// Somebody waits, for as long as this lives.
@@ -503,49 +380,5 @@ impl<'a> Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.inner.state.borrow_mut().waiting -= 1;
-    }
-}
-
-/// A connection in use. Dropped, it is given up, and its successor opened: it may be busy still with what was asked.
-pub(crate) struct Lent {
-    connection: Option<Box<dyn LeaseConnection>>,
-    rested: Duration,
-    pool: Pool,
-}
-
-impl Lent {
-    pub(crate) fn connection(&mut self) -> &mut dyn LeaseConnection {
-        self.connection.as_mut().expect("there is one until it is given back").as_mut()
-    }
-
-    /// How long it had been at rest when it was lent.
-    pub(crate) fn rested(&self) -> Duration {
-        self.rested
-    }
-
-    /// It can be used again.
-    pub(crate) fn give_back(mut self) {
-        if let Some(connection) = self.connection.take() {
-            if self.pool.inner.over.is_cancelled() {
-                actix_rt::spawn(self.pool.inner.plan.goodbyes.track_future(connection.close()));
-            } else {
-                self.pool.put(connection);
-            }
-        }
-    }
-
-    /// Gives it back if it can be used again after this result.
-    pub(crate) fn give_back_after<T>(self, result: &Result<T, StoreError>) {
-        if !result.as_ref().is_err_and(StoreError::is_uncertain) {
-            self.give_back();
-        }
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        self.pool.inner.state.borrow_mut().lent -= 1;
-        self.pool.keep();
-        self.pool.inner.changed.notify_waiters();
     }
 }

@@ -5,7 +5,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use actix::{Actor, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle};
+use actix::{
+    Actor, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture, fut::ActorFutureExt,
+};
 use tracing::{Span, debug};
 
 use crate::{
@@ -16,8 +18,8 @@ use crate::{
     event::EventSender,
     lease::{Lease, Released, Renewal},
     run::{RunMessage, Shared},
-    session::{RunId, SessionKey},
-    store::{ReleaseOutcome, RenewOutcome, StoreError},
+    session::{RunId, RunPhase, RunStage, SessionKey},
+    store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
 };
 
 mod acting;
@@ -108,6 +110,32 @@ impl RunActor {
     fn look_at_the_time(&mut self) {
         self.lease.on_beat(self.shared.last_beat());
         self.lease.on_timeout(self.links.clock.now());
+    }
+
+    fn renewal(&self, stage: RunStage, phase: Option<RunPhase>) -> Renew {
+        Renew {
+            key: self.shared.key.clone(),
+            run_id: self.shared.run_id,
+            ttl: self.links.timing.ttl(),
+            safety_margin: self.links.timing.safety_margin(),
+            stage,
+            phase,
+        }
+    }
+
+    /// Asks for a renewal. Its answer comes to [`renewed`](Self::renewed).
+    fn renew(&mut self, attempt: u64, item: Renew, alone: bool, ctx: &mut Context<Self>) {
+        let answer = self.links.renewals.ask(item, alone);
+        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
+    }
+
+    /// Asks for the release. Its answer comes to [`released`](Self::released).
+    fn release(&mut self, attempt: u64, alone: bool, ctx: &mut Context<Self>) {
+        let item = Release { key: self.shared.key.clone(), run_id: self.shared.run_id };
+        let answer = self.links.releases.ask(item, alone);
+        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| {
+            actor.released(attempt, answer, ctx);
+        }));
     }
 
     /// What the answer to a renewal means is said to the machine; then its decisions are carried out.

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::{Action, Lease, News, Released, Renewal, State};
-use crate::{clock::BootInstant, config::Timing, end::EndReason, session::RunPhase};
+use super::{Action, Lease, News, Released, State};
+use crate::{clock::BootInstant, config::Timing, session::RunPhase};
 
 /// When the one outstanding statement of a kind goes, or went, out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,37 +20,6 @@ pub(super) enum Call {
 const SHOW_WITHIN: Duration = Duration::from_millis(75);
 
 impl Lease {
-    /// A renewal was answered, or will never be.
-    pub(crate) fn on_renewal(&mut self, attempt: u64, renewal: Renewal, now: BootInstant) {
-        self.check_trust(now);
-        if let (State::Ended, Renewal::Lost(EndReason::Superseded)) = (self.state, &renewal) {
-            return self.be_overtaken(now);
-        }
-        let current = matches!(self.renewal, Call::InFlight { attempt: sent, .. } if sent == attempt);
-        if !current || matches!(self.state, State::Releasing | State::Ended) {
-            return;
-        }
-        match renewal {
-            Renewal::Confirmed { sent_at, remaining, stop } => {
-                if self.sent_phase == self.unshown_phase
-                    && let Some(shown) = self.unshown_phase.take()
-                {
-                    self.actions.push_back(Action::PhaseShown(shown));
-                }
-                self.confirm(sent_at, remaining, now);
-                if let Some(request) = stop {
-                    self.on_stop(EndReason::stopped(&request), None, now);
-                }
-            }
-            Renewal::Lost(reason) => self.lose(reason, now),
-            Renewal::Unanswered { locked } => {
-                self.become_at_risk(now);
-                self.renewal = self.retry(locked, now);
-            }
-        }
-        self.send_due(now);
-    }
-
     /// What the run is doing now: others see it with the next renewal.
     pub(crate) fn on_phase(&mut self, phase: RunPhase, now: BootInstant) {
         self.check_trust(now);

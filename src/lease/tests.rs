@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::Settings;
+use crate::{config::Settings, session::StopRequest};
 
 const TTL: Duration = Duration::from_secs(30);
 

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -25,6 +25,8 @@ use crate::{
     origin::Origin,
     session::{FencingToken, RunId, RunPhase, RunStage, SessionKey, StopRequest},
 };
+
+mod notes;
 
 /// What the guard, the work and the actor of one run share.
 pub(crate) struct Shared {
@@ -184,74 +186,9 @@ impl Shared {
         changes.take_until(Box::pin(ended))
     }
 
-    pub(crate) fn phase(&self) -> RunPhase {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Answers whether the actor has to be told: it takes what is newest when it comes to it, so that however often
-    /// this is called, one message is on its way (invariant I10).
-    pub(super) fn set_phase(&self, phase: RunPhase) -> bool {
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
-        !self.phase_is_new.swap(true, Ordering::AcqRel)
-    }
-
-    pub(crate) fn say_phase_shown(&self, phase: RunPhase) {
-        self.shown_phase.send_replace(phase);
-    }
-
-    /// Waits until others can see the newest phase; for ever where they never will.
-    pub(super) async fn until_phase_shown(&self) {
-        // This holds the sender: the channel stays open.
-        let _ = self.shown_phase.subscribe().wait_for(|shown| *shown == self.phase()).await;
-    }
-
-    pub(crate) fn take_new_phase(&self) -> RunPhase {
-        self.phase_is_new.swap(false, Ordering::AcqRel);
-        self.phase()
-    }
-
-    /// Answers whether the actor has to be told: the first request is the one that counts.
-    pub(super) fn ask_to_stop(&self) -> bool {
-        !self.stop_was_asked.swap(true, Ordering::Relaxed)
-    }
-
-    /// Keeps the first request to stop that anybody has heard of; answers whether it is this one.
-    pub(crate) fn note_stop(&self, request: &StopRequest) -> bool {
-        let mut stands = self.stop_request.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = stands.is_none();
-        stands.get_or_insert_with(|| request.clone());
-        is_first
-    }
-
-    /// Keeps the request that the row holds: it stands for everybody who looks.
-    pub(crate) fn note_recorded_stop(&self, request: &StopRequest) {
-        *self.stop_request.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.clone());
-    }
-
-    pub(crate) fn stop_request(&self) -> Option<StopRequest> {
-        self.stop_request.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn note_release_refusal(&self, refusal: String) {
-        *self.release_refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
-    }
-
-    /// What the last attempt to release met, if it was not confirmed.
-    pub(crate) fn release_refusal(&self) -> Option<String> {
-        self.release_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     /// Whether this process is the one that looks after the run, and not a fork of it.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.origin.is_this_process()
-    }
-
-    pub(super) fn beat(&self) {
-        self.last_beat.fetch_max(self.clock.now().as_nanos(), Ordering::Relaxed);
-    }
-
-    pub(crate) fn last_beat(&self) -> BootInstant {
-        BootInstant::from_nanos(self.last_beat.load(Ordering::Relaxed))
     }
 
     /// Ends the run for everybody at once; answers the reason that was first (invariant I3).

@@ -5,29 +5,23 @@
 use std::{
     collections::{HashSet, VecDeque},
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::Ordering,
     time::Duration,
 };
 
-use futures::{
-    channel::oneshot,
-    future::{BoxFuture, Either, select},
-};
+use futures::future::{BoxFuture, Either, select};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep},
 };
 
-use super::LaneAnswer;
+use super::{Request, Sent};
 use crate::{
     actor::{
         call::{answer, backoff},
         pool::{Lent, Need, Pool},
     },
-    clock::{BootInstant, SharedClock},
+    clock::SharedClock,
     session::SessionKey,
     store::{
         Acquire, AcquireOutcome, LeaseConnection, Release, ReleaseOutcome, Renew, RenewOutcome, StoreError,
@@ -47,14 +41,6 @@ pub(super) struct Track<V: Verb> {
     /// Statements in a row that got no answer.
     failures: u32,
     pub(super) not_before: Option<Instant>,
-}
-
-pub(super) struct Request<V: Verb> {
-    pub(super) item: V::Item,
-    /// In a statement of its own.
-    pub(super) alone: bool,
-    pub(super) sent: Arc<AtomicBool>,
-    pub(super) reply: oneshot::Sender<LaneAnswer<V::Outcome>>,
 }
 
 impl<V: Verb> Track<V> {
@@ -133,26 +119,11 @@ impl<V: Verb> Track<V> {
     }
 }
 
-impl<V: Verb> Request<V> {
-    pub(super) fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
-        // Whoever does not wait any more has dropped the receiver.
-        let _ = self.reply.send(LaneAnswer { sent_at: sent.at, sent: sent.was_sent, outcome });
-    }
-}
-
 /// What a statement's task brings back.
 pub(super) struct Returned<V: Verb> {
     pub(super) batch: Vec<Request<V>>,
     pub(super) sent: Sent,
     pub(super) result: Result<Vec<V::Outcome>, StoreError>,
-}
-
-/// When a statement was sent, if it was, and answered.
-#[derive(Clone, Copy)]
-pub(super) struct Sent {
-    pub(super) was_sent: bool,
-    pub(super) at: BootInstant,
-    pub(super) received_at: BootInstant,
 }
 
 /// One statement, within its time-out. If it is silent and a lease depends on it, a spare connection is opened.

@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use actix::{ActorContext, AsyncContext, Context, WrapFuture, fut::ActorFutureExt};
+use actix::{ActorContext, AsyncContext, Context};
 use tracing::{debug, info, warn};
 
 use super::RunActor;
@@ -10,8 +10,6 @@ use crate::{
     end::EndReason,
     event::RunEvent,
     lease::{Action, News},
-    session::{RunPhase, RunStage},
-    store::{Release, Renew},
 };
 
 impl RunActor {
@@ -56,30 +54,6 @@ impl RunActor {
     pub(super) fn bound_the_release(&self, ctx: &mut Context<Self>) {
         let patience = self.links.timing.renew_timeout();
         ctx.run_later(patience, |actor, _| actor.shared.await_release_no_longer());
-    }
-
-    fn renewal(&self, stage: RunStage, phase: Option<RunPhase>) -> Renew {
-        Renew {
-            key: self.shared.key.clone(),
-            run_id: self.shared.run_id,
-            ttl: self.links.timing.ttl(),
-            safety_margin: self.links.timing.safety_margin(),
-            stage,
-            phase,
-        }
-    }
-
-    fn renew(&mut self, attempt: u64, item: Renew, alone: bool, ctx: &mut Context<Self>) {
-        let answer = self.links.renewals.ask(item, alone);
-        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
-    }
-
-    fn release(&mut self, attempt: u64, alone: bool, ctx: &mut Context<Self>) {
-        let item = Release { key: self.shared.key.clone(), run_id: self.shared.run_id };
-        let answer = self.links.releases.ask(item, alone);
-        ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| {
-            actor.released(attempt, answer, ctx);
-        }));
     }
 
     fn tell(&mut self, news: News) {

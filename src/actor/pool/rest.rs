@@ -1,0 +1,138 @@
+//! Connections at rest: asked for a sign of life now and then, and closed when nobody needs them.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    channel::oneshot,
+    future::{BoxFuture, Either, select},
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Pool, PoolPlan};
+use crate::{
+    actor::call::answer,
+    store::{LeaseConnection, StoreError},
+};
+
+/// A connection at rest.
+pub(super) struct Idle {
+    minded: BoxFuture<'static, Minded>,
+    /// `None` once it was said: while a sign of life is awaited, the rest goes on until it has come.
+    pub(super) wanted: Option<oneshot::Sender<()>>,
+    pub(super) since: Instant,
+    pub(super) server: usize,
+}
+
+/// A connection at rest, after its rest.
+pub(super) enum Minded {
+    Wanted(Box<dyn LeaseConnection>),
+    Lost(StoreError),
+}
+
+impl Pool {
+    /// Minds the connections at rest until nobody uses the pool any more, then closes them.
+    pub(super) async fn mind(self) {
+        let over = self.inner.over.clone();
+        loop {
+            let lost = poll_fn(|cx| self.poll_idle(cx));
+            let pause = self.inner.plan.check_interval.min(self.inner.plan.linger);
+            match over.run_until_cancelled(timeout(pause, lost)).await {
+                Some(Ok(error)) => {
+                    tracing::debug!(%error, "a connection at rest was lost");
+                    self.keep();
+                }
+                Some(Err(_elapsed)) => {}
+                None => break,
+            }
+            self.follow();
+            self.trim(self.inner.plan.linger);
+        }
+        self.inner.changed.notify_waiters();
+        let idle = std::mem::take(&mut self.inner.state.borrow_mut().idle);
+        futures::future::join_all(idle.into_iter().map(Idle::close)).await;
+    }
+
+    fn poll_idle(&self, cx: &mut Context<'_>) -> Poll<StoreError> {
+        let (mut wanted, mut lost) = (Vec::new(), Poll::Pending);
+        let mut state = self.inner.state.borrow_mut();
+        state.minder = Some(cx.waker().clone());
+        state.idle.retain_mut(|idle| match idle.minded.poll_unpin(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Minded::Wanted(connection)) => {
+                wanted.push(connection);
+                false
+            }
+            Poll::Ready(Minded::Lost(error)) => {
+                lost = Poll::Ready(error);
+                false
+            }
+        });
+        drop(state);
+        // Whoever wanted it waits for it, or has another one by now.
+        wanted.into_iter().for_each(|connection| self.put(connection));
+        lost
+    }
+
+    /// Closes connections that have been at rest for so long, but those that are kept.
+    pub(super) fn trim(&self, longest: Duration) {
+        let kept = self.kept();
+        let mut state = self.inner.state.borrow_mut();
+        while state.idle.len() + state.lent > kept
+            && state.idle.front().is_some_and(|idle| idle.since.elapsed() >= longest)
+            && let Some(idle) = state.idle.pop_front()
+        {
+            actix_rt::spawn(self.inner.plan.goodbyes.track_future(idle.close()));
+        }
+    }
+}
+
+impl Idle {
+    pub(super) fn begin(connection: Box<dyn LeaseConnection>, plan: &PoolPlan) -> Self {
+        let (wanted, is_wanted) = oneshot::channel();
+        let (every, patience) = (plan.check_interval, plan.patience);
+        let location = plan.store.location().to_owned();
+        let server = connection.server();
+        let minded = mind(connection, is_wanted, every, patience, location).boxed();
+        Self { minded, wanted: Some(wanted), since: Instant::now(), server }
+    }
+
+    /// `None`: a sign of life is awaited first.
+    pub(super) fn end(&mut self) -> Option<Minded> {
+        let _ = self.wanted.take()?.send(());
+        match self.minded.poll_unpin(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(minded) => Some(minded),
+            Poll::Pending => None,
+        }
+    }
+
+    async fn close(mut self) {
+        if let Some(Minded::Wanted(connection)) = self.end() {
+            connection.close().await;
+        }
+    }
+}
+
+/// Asks for signs of life until the connection is wanted, or lost. It is not given while one is awaited: a statement
+/// that was sent behind it would wait for it too, in its own time.
+async fn mind(
+    mut connection: Box<dyn LeaseConnection>,
+    mut is_wanted: oneshot::Receiver<()>,
+    every: Duration,
+    patience: Duration,
+    location: String,
+) -> Minded {
+    loop {
+        if let Either::Left(_) = select(&mut is_wanted, pin!(sleep(every))).await {
+            return Minded::Wanted(connection);
+        }
+        if let Err(error) = answer(&location, patience, connection.ping()).await {
+            return Minded::Lost(error);
+        }
+    }
+}

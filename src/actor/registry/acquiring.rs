@@ -1,0 +1,262 @@
+//! How this process comes to a session: it refuses from memory, asks the database, and hands out what that grants.
+
+use std::sync::Arc;
+
+use actix::{Actor, AsyncContext, Context, Handler, Message, Recipient};
+use futures::channel::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::{Links, LocalSession, Registry, Running};
+use crate::{
+    actor::{
+        acquisition::{Acquired, Acquisition, AcquisitionEnd, Orphan},
+        run::RunActor,
+    },
+    clock::BootInstant,
+    end::{EndReason, Limit},
+    error::{AcquireError, Busy},
+    event::{EventSender, RunEvent, forward},
+    lease::Lease,
+    run::{Run, RunMessage, Shared, Start},
+    session::{Holder, Label, RunId, RunPhase, SessionKey, StopRequest},
+    store::{Acquire, Grant, StoreError},
+};
+
+/// A caller wants a session.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct AcquireSession {
+    pub(crate) key: SessionKey,
+    pub(crate) label: Label,
+    pub(crate) phase: RunPhase,
+    pub(crate) limits: Vec<Limit>,
+    /// Whom to tell of this run, besides those who are told of all.
+    pub(crate) events: Option<Recipient<RunEvent>>,
+    /// When the caller is to be answered at the latest, by the supervisor's clock: the caller's runtime may have one that
+    /// is paused.
+    pub(crate) until: BootInstant,
+    /// Cancelled when the caller does not wait any more.
+    pub(crate) abandoned: CancellationToken,
+    pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
+}
+
+/// A request that was sent, and those that came after it for the same session.
+pub(super) struct Pending {
+    pub(super) run_id: RunId,
+    pub(super) first: AcquireSession,
+    parked: Vec<AcquireSession>,
+    /// A request to stop the run that this may become.
+    pub(super) stop: Option<StopRequest>,
+    /// There may be one in its row.
+    pub(super) is_hinted: bool,
+}
+
+/// A grant that may be handed out.
+struct Granted {
+    run_id: RunId,
+    lease: Lease,
+    grant: Grant,
+    unknown: u32,
+}
+
+impl Handler<AcquireSession> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, request: AcquireSession, ctx: &mut Context<Self>) {
+        if self.is_closing() {
+            return request.answer(Err(AcquireError::Draining));
+        }
+        let (running, acquiring) = match self.sessions.get_mut(&request.key) {
+            Some(LocalSession { running, acquiring }) => (running.as_ref(), acquiring.as_mut()),
+            None => (None, None),
+        };
+        if let Some(pending) = acquiring {
+            return pending.parked.push(request);
+        }
+        match running.filter(|running| !running.shared.is_work_over()) {
+            Some(running) => request.answer(Err(busy(running.holder(&self.links)))),
+            None => self.begin(request, Vec::new(), ctx),
+        }
+    }
+}
+
+impl Handler<Acquired> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, acquired: Acquired, ctx: &mut Context<Self>) {
+        let Some(acquired) = self.look_first(acquired, ctx) else { return };
+        let Acquired { key, run_id, end, unknown } = acquired;
+        let session = self.sessions.get_mut(&key);
+        let pending = session.and_then(|session| session.acquiring.take_if(|sent| sent.run_id == run_id));
+        let Some(Pending { first, parked, stop, .. }) = pending else { return };
+        let granted = matches!(end, AcquisitionEnd::Granted { .. });
+        let rows = unknown.saturating_add(u32::from(granted));
+        let refusal = match end {
+            AcquisitionEnd::Granted { sent_at, mut grant } => match self.accept(sent_at, &grant) {
+                Ok(lease) => {
+                    grant.stop = grant.stop.or(stop);
+                    let granted = Granted { run_id, lease, grant, unknown };
+                    return self.hand_out(first, parked, granted, ctx);
+                }
+                Err(refusal) => refusal,
+            },
+            AcquisitionEnd::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
+            AcquisitionEnd::Late(error) | AcquisitionEnd::Refused(error) if unknown > 0 => {
+                AcquireError::Unavailable(error)
+            }
+            AcquisitionEnd::Late(error) => AcquireError::NotAcquired(error),
+            AcquisitionEnd::Refused(error) => AcquireError::Refused(error),
+        };
+        if rows > 0 {
+            self.compensate(Orphan { key: key.clone(), run_id, rows }, ctx);
+        }
+        // A refusal holds for whoever asked meanwhile; another failure need not.
+        if let AcquireError::Busy(_) = refusal {
+            for request in parked {
+                request.answer(Err(refusal.clone()));
+            }
+        } else {
+            self.begin_next(parked, || refusal.clone(), ctx);
+        }
+        first.answer(Err(refusal));
+        self.tidy(&key, ctx);
+    }
+}
+
+impl Registry {
+    /// Sends a request to the database. Those that come after it for the same session wait for its answer.
+    fn begin(&mut self, first: AcquireSession, parked: Vec<AcquireSession>, ctx: &mut Context<Self>) {
+        let session = self.sessions.entry(first.key.clone()).or_default();
+        let run_id = RunId::random();
+        let acquisition = Acquisition {
+            item: Acquire {
+                key: first.key.clone(),
+                run_id,
+                node: self.links.node,
+                label: first.label.clone(),
+                phase: first.phase.clone(),
+                ttl: self.links.run.timing.ttl(),
+            },
+            lane: self.links.acquires.clone(),
+            means: self.links.means.clone(),
+            timing: self.links.run.timing,
+            deadline: Instant::now() + first.until.saturating_since(self.links.run.clock.now()),
+            location: self.links.location.clone(),
+            after: session.running.as_ref().map(|earlier| earlier.shared.clone()),
+            abandoned: first.abandoned.clone(),
+        };
+        session.acquiring = Some(Pending { run_id, first, parked, stop: None, is_hinted: false });
+        self.tell_whether_busy();
+        acquisition.spawn(ctx.address().recipient());
+    }
+
+    /// Sends the next request that somebody still waits for; those whose time is up are answered alike.
+    fn begin_next(
+        &mut self,
+        parked: Vec<AcquireSession>,
+        answer: impl Fn() -> AcquireError,
+        ctx: &mut Context<Self>,
+    ) {
+        let now = self.links.run.clock.now();
+        let in_time = |request: &AcquireSession| now < request.until;
+        let (waiting, late): (Vec<_>, Vec<_>) = parked.into_iter().partition(in_time);
+        late.into_iter().for_each(|request| request.answer(Err(answer())));
+        let mut waiting = waiting.into_iter().filter(|request| !request.abandoned.is_cancelled());
+        if self.is_closing() {
+            return waiting.for_each(|request| request.answer(Err(AcquireError::Draining)));
+        }
+        if let Some(first) = waiting.next() {
+            self.begin(first, waiting.collect(), ctx);
+        }
+    }
+
+    /// Whether a grant may still be handed out.
+    fn accept(&self, sent_at: BootInstant, grant: &Grant) -> Result<Lease, AcquireError> {
+        let given_back = |why: &str| {
+            let (location, detail) = (self.links.location.clone(), format!("{why}; it is being given back"));
+            AcquireError::Unavailable(StoreError::Unavailable { location, detail })
+        };
+        if self.is_shutting_down() {
+            return Err(given_back("the grant came while the supervisor was shutting down"));
+        }
+        let (timing, now) = (self.links.run.timing, self.links.run.clock.now());
+        Lease::granted(timing, sent_at, grant.remaining, now, fastrand::u64(..))
+            .ok_or_else(|| given_back("the grant came after its own trusted time had passed"))
+    }
+
+    /// Gives a granted session to its caller, under a run actor of its own.
+    fn hand_out(
+        &mut self,
+        first: AcquireSession,
+        parked: Vec<AcquireSession>,
+        granted: Granted,
+        ctx: &mut Context<Self>,
+    ) {
+        let Granted { run_id, mut lease, grant, unknown } = granted;
+        for limit in &first.limits {
+            lease.limit_to(*limit, self.links.run.clock.now());
+        }
+        let key = first.key.clone();
+        info!(account = key.account(), session = key.session(), %run_id, fence = grant.fence.as_i64(), "acquired");
+        let start = Start {
+            key: key.clone(),
+            run_id,
+            fence: grant.fence,
+            acquired_at_micros: grant.acquired_at_micros,
+            trusted_until: lease.trusted_until(),
+            expires_at_micros: grant.expires_at_micros,
+            phase: first.phase.clone(),
+            schema: self.links.run.schema.clone(),
+        };
+        let (timing, clock) = (self.links.run.timing, self.links.run.clock.clone());
+        let shared = Arc::new(Shared::new(start, clock, timing, self.root.child_token()));
+        let own_events = first.events.map(|recipient| self.links.forward_one_run(recipient));
+        let mut actor = RunActor::new(lease, shared.clone(), self.links.run.clone(), own_events);
+        actor.say(RunEvent::Acquired { run: shared.to_ref(), ttl: timing.ttl() });
+        let actor = actor.start();
+        if let Some(request) = &grant.stop {
+            let reason = EndReason::stopped(request);
+            shared.note_recorded_stop(request);
+            // Before anybody can begin to work under it.
+            shared.end(reason.clone());
+            actor.do_send(RunMessage::Stop { reason, grace: None });
+        }
+        let AcquireSession { label, reply, .. } = first;
+        let running = Running { shared: shared.clone(), actor: actor.clone(), label, unknown };
+        let holder = running.holder(&self.links);
+        self.sessions.entry(key).or_default().running = Some(running);
+        // A guard that cannot be delivered is dropped, which frees the session (invariant I7) for the next.
+        match reply.send(Ok(Run::new(shared, actor.recipient()))) {
+            Ok(()) => parked.into_iter().for_each(|request| request.answer(Err(busy(holder.clone())))),
+            Err(undelivered) => {
+                drop(undelivered);
+                self.begin_next(parked, || busy(holder.clone()), ctx);
+            }
+        }
+    }
+}
+
+impl AcquireSession {
+    fn answer(self, answer: Result<Run, AcquireError>) {
+        // Whoever does not wait any more has dropped the receiver.
+        let _ = self.reply.send(answer);
+    }
+}
+
+impl Links {
+    fn forward_one_run(&self, recipient: Recipient<RunEvent>) -> EventSender {
+        let events = EventSender::of_one_run();
+        actix_rt::spawn(self.goodbyes.track_future(forward(
+            events.source().subscribe(),
+            recipient,
+            self.over.clone(),
+        )));
+        events
+    }
+}
+
+fn busy(holder: Holder) -> AcquireError {
+    AcquireError::Busy(Box::new(Busy::new(holder)))
+}
