@@ -3,13 +3,19 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use futures::future::BoxFuture;
 use tokio::time::sleep;
 
-use super::{connection::Connection, failure::Failure, file::DatabaseFile, standing::Standing};
+use super::{
+    connection::Connection,
+    failure::Failure,
+    file::DatabaseFile,
+    standing::{Opened, Standing},
+};
 use crate::store::{Bounds, Hint, Listener, StoreError};
 
 /// The time between two looks.
@@ -18,18 +24,27 @@ const PERIOD: Duration = Duration::from_millis(200);
 const SETTLED: Duration = Duration::from_millis(100);
 
 pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
-    // It listens for runs, and their file was there.
-    let was_elsewhere = file.is_elsewhere();
-    if file.there()?.is_none() {
-        return Err(file.removed());
+    let granted = file.in_use();
+    Ok(Box::new(beside(granted, file, bounds).await?))
+}
+
+/// `granted` is the file of the runs that this listens for.
+async fn beside(
+    granted: Option<Arc<Opened>>,
+    file: DatabaseFile,
+    bounds: Bounds,
+) -> Result<Changes, StoreError> {
+    let changes = Changes::of(&file, bounds).await;
+    // Only now: another file may have come to the path while it was opened.
+    let is_elsewhere = granted
+        .is_some_and(|granted| granted.look().is_ok_and(|standing| !matches!(standing, Standing::Same)));
+    match changes {
+        Ok(changes) => Ok(Changes { is_elsewhere, ..changes }),
+        Err(error @ StoreError::Lost { .. }) => Err(error),
+        // What stands there may have no schema, or be no database. The runs are lost all the same.
+        Err(_) if is_elsewhere => Err(file.removed()),
+        Err(error) => Err(error),
     }
-    let opened = Connection::open(file.clone(), bounds).await;
-    let mut connection = opened.map_err(|failure| failure.in_file(&file))?;
-    // Before the version: what is written in between is seen as new.
-    let mut files = Files::of(file.path());
-    files.may_have_changed();
-    let seen = version(&mut connection).await?;
-    Ok(Box::new(Changes { connection, seen, files, is_elsewhere: was_elsewhere, is_told: false }))
 }
 
 struct Changes {
@@ -40,6 +55,22 @@ struct Changes {
     /// The path leads to another file now than when the runs were granted.
     is_elsewhere: bool,
     is_told: bool,
+}
+
+impl Changes {
+    async fn of(file: &DatabaseFile, bounds: Bounds) -> Result<Self, StoreError> {
+        // It listens for runs, and their file was there.
+        if file.there()?.is_none() {
+            return Err(file.removed());
+        }
+        let opened = Connection::open(file.clone(), bounds).await;
+        let mut connection = opened.map_err(|failure| failure.in_file(file))?;
+        // Before the version: what is written in between is seen as new.
+        let mut files = Files::of(file.path());
+        files.may_have_changed();
+        let seen = version(&mut connection).await?;
+        Ok(Self { connection, seen, files, is_elsewhere: false, is_told: false })
+    }
 }
 
 impl Listener for Changes {
@@ -115,6 +146,50 @@ async fn version(connection: &mut Connection) -> Result<i64, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::sqlite::file::Access;
+
+    const BOUNDS: Bounds = Bounds { statement: Duration::from_secs(5), lock: Duration::from_secs(5) };
+
+    fn database(path: &Path) -> DatabaseFile {
+        DatabaseFile::new(path.to_owned(), Access::Create)
+    }
+
+    /// Runs were granted in one file, and another stands at the path before the listener has opened it.
+    async fn listener_of_the_second(make: impl AsyncFnOnce(&Path)) -> Result<Changes, StoreError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.db");
+        let file = database(&path);
+        let _lane = Connection::open(file.clone(), BOUNDS).await.unwrap();
+        let granted = file.in_use();
+        assert!(granted.is_some());
+        for name in ["t.db-wal", "t.db-shm"] {
+            fs::remove_file(directory.path().join(name)).unwrap();
+        }
+        fs::rename(&path, directory.path().join("old.db")).unwrap();
+        make(&path).await;
+        let mut changes = beside(granted, file.without_creating(), BOUNDS).await?;
+        assert_eq!(changes.next().await.unwrap(), Some(Hint::Replaced));
+        Ok(changes)
+    }
+
+    #[tokio::test]
+    async fn a_file_that_was_replaced_while_the_listener_opened_it_is_told_of() {
+        let another = async |path: &Path| {
+            Connection::open(database(path), BOUNDS).await.unwrap().say_goodbye().await;
+        };
+        assert!(listener_of_the_second(another).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_file_without_a_schema_in_the_place_of_the_runs_own_is_a_loss() {
+        let lost = |found: Result<Changes, StoreError>| matches!(found, Err(StoreError::Lost { .. }));
+        assert!(lost(listener_of_the_second(async |path: &Path| fs::write(path, "").unwrap()).await));
+        assert!(lost(
+            listener_of_the_second(async |path: &Path| fs::write(path, "no database").unwrap()).await
+        ));
+        assert!(lost(listener_of_the_second(async |path: &Path| fs::create_dir(path).unwrap()).await));
+        assert!(lost(listener_of_the_second(async |_: &Path| {}).await));
+    }
 
     #[test]
     fn a_write_is_never_missed_and_a_file_that_nobody_writes_to_is_not_asked_about() {

@@ -69,7 +69,7 @@ impl DatabaseFile {
     /// # Errors
     /// The file must not be opened now, or never under this name.
     pub(super) fn there(&self) -> Result<Option<FileIdentity>, StoreError> {
-        if let Some(opened) = self.open().upgrade() {
+        if let Some(opened) = self.in_use() {
             match self.look(&opened)? {
                 // Since then it may have been given a second name. Whoever comes by that name is refused.
                 Standing::Same => return Ok(opened.file()),
@@ -115,10 +115,9 @@ impl DatabaseFile {
         opened.look().map_err(|error| self.unclear(&error))
     }
 
-    /// Whether what the connections of this store have open is no longer what stands at the path.
-    pub(super) fn is_elsewhere(&self) -> bool {
-        let opened = self.open().upgrade();
-        opened.is_some_and(|opened| opened.look().is_ok_and(|standing| !matches!(standing, Standing::Same)))
+    /// What the connections of this store have open, if there are any.
+    pub(super) fn in_use(&self) -> Option<Arc<Opened>> {
+        self.open().upgrade()
     }
 
     fn open(&self) -> MutexGuard<'_, Weak<Opened>> {
