@@ -184,10 +184,10 @@ impl StepDetector {
         received_at: BootInstant,
         tolerance: Duration,
     ) -> Option<i64> {
-        let micros = |instant: BootInstant| (instant.as_nanos() / 1_000) as i64;
-        let least = database_micros - micros(received_at);
-        let greatest = database_micros - micros(sent_at);
-        let tolerance = tolerance.as_micros().try_into().unwrap_or(i64::MAX);
+        let by_boot_clock = |instant: BootInstant| (instant.as_nanos() / 1_000) as i64;
+        let least = database_micros - by_boot_clock(received_at);
+        let greatest = database_micros - by_boot_clock(sent_at);
+        let tolerance = micros(tolerance);
         let (last_least, last_greatest) = self.last.replace((least, greatest))?;
         let forward = least - last_greatest;
         let back = last_least - greatest;
@@ -199,6 +199,11 @@ impl StepDetector {
             None
         }
     }
+}
+
+/// The whole microseconds of a duration, as the stores count them.
+pub(crate) fn micros(duration: Duration) -> i64 {
+    duration.as_micros().try_into().unwrap_or(i64::MAX)
 }
 
 /// Microseconds since 1970, as a value of the standard library.

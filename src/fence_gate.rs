@@ -34,7 +34,10 @@ use std::{
 
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
-use crate::session::{FencingToken, SessionKey};
+use crate::{
+    clock,
+    session::{FencingToken, SessionKey},
+};
 
 pub mod headers;
 #[cfg(feature = "tower")]
@@ -307,6 +310,5 @@ pub enum Refused {
 }
 
 fn micros(instant: SystemTime) -> i64 {
-    let since_1970 = instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    since_1970.as_micros().try_into().unwrap_or(i64::MAX)
+    clock::micros(instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO))
 }

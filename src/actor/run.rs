@@ -12,7 +12,7 @@ use tracing::{Span, debug};
 
 use crate::{
     actor::lane::{LaneAddr, LaneAnswer, Releasing, Renewing},
-    clock::{BootInstant, SharedClock},
+    clock::{BootInstant, SharedClock, micros},
     config::Timing,
     end::EndReason,
     event::EventSender,
@@ -270,8 +270,4 @@ impl Handler<Recheck> for RunActor {
         }
         self.act(ctx);
     }
-}
-
-fn micros(duration: Duration) -> i64 {
-    duration.as_micros().try_into().unwrap_or(i64::MAX)
 }

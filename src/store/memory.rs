@@ -20,7 +20,7 @@ use super::{
     Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
 };
 use crate::{
-    clock::SharedClock,
+    clock::{SharedClock, micros},
     session::{Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, SessionKey},
 };
 
@@ -28,7 +28,7 @@ mod hints;
 mod state;
 
 use hints::MemoryListener;
-use state::{Row, State, micros};
+use state::{Row, State};
 
 /// A database in memory. Clones share it.
 #[derive(Clone)]

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::{
-    clock::{BootInstant, instant},
+    clock::{BootInstant, instant, micros},
     session::{SessionState, SessionStatus},
     watch::Observed,
 };
@@ -71,7 +71,7 @@ impl Knowledge {
     pub(super) fn observed(&self, now: BootInstant, wall: Duration) -> Option<Observed> {
         let unknown = |last_known, since: BootInstant| {
             let since = wall.saturating_sub(now.saturating_since(since));
-            let since = instant(since.as_micros().try_into().unwrap_or(i64::MAX));
+            let since = instant(micros(since));
             Some(Observed::Unknown { last_known, since })
         };
         let Some(last) = &self.last else {

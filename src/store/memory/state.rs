@@ -9,7 +9,7 @@ use futures::channel::mpsc;
 
 use super::{Fault, Statements};
 use crate::{
-    clock::instant,
+    clock::{instant, micros},
     session::{FencingToken, Holder, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, StopRequest},
     store::{
         Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, StopOutcome,
@@ -172,10 +172,6 @@ impl Row {
             stop: self.stop.clone(),
         }
     }
-}
-
-pub(super) fn micros(duration: Duration) -> i64 {
-    duration.as_micros().try_into().unwrap_or(i64::MAX)
 }
 
 fn between(now: i64, expires_at: i64) -> Duration {
