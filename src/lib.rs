@@ -197,7 +197,7 @@ pub use supervisor::{
     AcquireBuilder, Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, ListBuilder, StopAnswer,
     StopBuilder,
 };
-pub use text::{printable, printable_name};
+pub use text::{printable, printable_name, printable_path};
 pub use watch::{Observed, Standby};
 
 /// Applies the schema to the database of this URL, once, however many processes do so at the same time.

@@ -1,8 +1,6 @@
 //! Text from strangers, as people read it: in a log line, on a terminal, in a table.
 
-use std::borrow::Cow;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use std::path::Path;
+use std::{borrow::Cow, path::Path};
 
 /// Text in which nothing is hidden, nothing moves the cursor, and nothing turns the direction of reading: control
 /// characters, bidirectional marks, blanks other than the ordinary one, and what has no width are shown escaped.
@@ -50,8 +48,7 @@ pub fn printable_name(name: &str) -> Cow<'_, str> {
 }
 
 /// A path as [`printable`] text. Bytes that are not UTF-8 are shown as U+FFFD.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn printable_path(path: &Path) -> String {
+pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tenure::{
-    Connections, LeaseSupervisor, LeaseSupervisorBuilder, SessionKey, StoreError, printable, store,
+    Connections, LeaseSupervisor, LeaseSupervisorBuilder, SessionKey, StoreError, printable_path, store,
 };
 
 use crate::{
@@ -135,8 +135,9 @@ impl Database {
     }
 
     fn create(&self, directory: &Path) -> Result<(), Failure> {
-        let missing =
-            |what: &str| Failure::new(UNAVAILABLE, format!("the directory {} {what}", shown(directory)));
+        let missing = |what: &str| {
+            Failure::new(UNAVAILABLE, format!("the directory {} {what}", printable_path(directory)))
+        };
         if !self.is_default {
             return Err(missing("does not exist; create it, or name a file elsewhere"));
         }
@@ -157,7 +158,7 @@ pub(crate) struct FileMark {
 impl FileMark {
     /// What has become of the file, or of its log, if something has.
     pub(crate) fn change(&self) -> Option<String> {
-        let file = shown(&self.path);
+        let file = printable_path(&self.path);
         match id_of(&self.path) {
             None => return Some(format!("the file {file} was deleted or renamed")),
             Some(id) if id != self.id => return Some(format!("the file {file} was replaced")),
@@ -216,7 +217,7 @@ fn default_url() -> Result<String, Failure> {
     };
     let file = state.join("tenure/tenure.db");
     let Some(file) = file.to_str() else {
-        let message = format!("{} is not UTF-8; name a file with --database", shown(&file));
+        let message = format!("{} is not UTF-8; name a file with --database", printable_path(&file));
         return Err(Failure::new(CONFIGURATION, message));
     };
     Ok(url_of_file(file))
@@ -239,8 +240,4 @@ impl SessionArgs {
     pub(crate) fn key(&self) -> Result<SessionKey, Failure> {
         Ok(SessionKey::new(&self.account, &self.session)?)
     }
-}
-
-fn shown(path: &Path) -> String {
-    printable(&path.to_string_lossy()).into_owned()
 }

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde_json::{Value, json};
-use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus, printable};
+use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus, printable, printable_path};
 
 use crate::{exit::Failure, inherited, lines::Lines, show};
 
@@ -92,8 +92,7 @@ impl Events {
                     io::Error::other(format!("descriptor {descriptor} {error}; open it: {descriptor}>>FILE"))
                 })?),
                 None => Box::new(open_to_append(path).map_err(|error| {
-                    let path = path.to_string_lossy();
-                    io::Error::other(format!("{} cannot be written: {error}", printable(&path)))
+                    io::Error::other(format!("{} cannot be written: {error}", printable_path(path)))
                 })?),
             },
         };
