@@ -206,6 +206,12 @@ impl Place {
 fn script(name: &str, path: &Path) {
     let mut blocks = DOCS.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
     let script = blocks.find(|block| block.lines().nth(1).is_some_and(|line| line.contains(name)));
-    fs::write(path, script.unwrap_or_else(|| panic!("no script {name} in the docs"))).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = script.unwrap_or_else(|| panic!("no script {name} in the docs"));
+    // Written by another process: a child that another test forks meanwhile would keep the file open for writing, and
+    // then nobody could execute it.
+    let install =
+        Command::new("install").args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped()).spawn();
+    let mut install = install.unwrap();
+    install.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    assert!(install.wait().unwrap().success());
 }
