@@ -39,7 +39,7 @@ impl Need {
                 Ok(file) => had.push(file),
                 Err(error) if is_of_descriptors(&error) => {
                     return Err(Shortage {
-                        kind: Kind::of(&error),
+                        resource: Resource::of(&error),
                         wanted: self.descriptors,
                         had: had.len(),
                     });
@@ -54,7 +54,7 @@ impl Need {
     fn try_memory(self) -> Result<(), Shortage> {
         // Not touched, so it costs an entry in a table.
         let had = try_bytes(self.memory);
-        had.map_err(|_| Shortage { kind: Kind::Memory, wanted: self.memory >> 20, had: 0 })
+        had.map_err(|_| Shortage { resource: Resource::Memory, wanted: self.memory >> 20, had: 0 })
     }
 
     fn try_threads(self) -> Result<(), Shortage> {
@@ -67,7 +67,8 @@ impl Need {
             {
                 Ok(thread) => had.push((end, thread)),
                 Err(_) => {
-                    result = Err(Shortage { kind: Kind::Threads, wanted: self.threads, had: had.len() });
+                    result =
+                        Err(Shortage { resource: Resource::Threads, wanted: self.threads, had: had.len() });
                 }
             }
         }
@@ -91,14 +92,14 @@ fn try_bytes(count: usize) -> Result<(), TryReserveError> {
 /// This process, its user or the whole machine may have no more of something. The text names the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortage {
-    kind: Kind,
+    resource: Resource,
     /// For memory in MiB.
     wanted: usize,
     had: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Resource {
     Descriptors,
     /// Of the whole machine.
     Files,
@@ -108,16 +109,22 @@ enum Kind {
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, wanted, had } = self;
-        match kind {
-            Kind::Memory => write!(f, "too little memory: {wanted} MiB cannot be had; {}", kind.remedy()),
-            Kind::Threads => write!(
+        let Self { resource, wanted, had } = self;
+        match resource {
+            Resource::Memory => {
+                write!(f, "too little memory: {wanted} MiB cannot be had; {}", resource.remedy())
+            }
+            Resource::Threads => write!(
                 f,
                 "too few processes, or too little memory: of {wanted} threads only {had} can be started; {}",
-                kind.remedy()
+                resource.remedy()
             ),
-            Kind::Descriptors | Kind::Files => {
-                write!(f, "too few file descriptors: of {wanted} only {had} can be had; {}", kind.remedy())
+            Resource::Descriptors | Resource::Files => {
+                write!(
+                    f,
+                    "too few file descriptors: of {wanted} only {had} can be had; {}",
+                    resource.remedy()
+                )
             }
         }
     }
@@ -125,7 +132,7 @@ impl fmt::Display for Shortage {
 
 impl std::error::Error for Shortage {}
 
-impl Kind {
+impl Resource {
     fn of(error: &io::Error) -> Self {
         match error.raw_os_error() == Some(errno::NFILE) {
             true => Self::Files,
@@ -157,18 +164,18 @@ pub(crate) fn with_remedy(error: &io::Error) -> String {
 
 /// What to do about an error of the operating system that is a limit of files or memory.
 pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
-    let kind = match error.raw_os_error() {
-        _ if is_of_descriptors(error) => Kind::of(error),
-        Some(errno::NOMEM) => Kind::Memory,
+    let resource = match error.raw_os_error() {
+        _ if is_of_descriptors(error) => Resource::of(error),
+        Some(errno::NOMEM) => Resource::Memory,
         _ => return None,
     };
-    Some(kind.remedy())
+    Some(resource.remedy())
 }
 
 /// Why a thread could not be started. Only there EAGAIN is a limit.
 pub(crate) fn no_thread(error: &io::Error) -> String {
     match error.raw_os_error() {
-        Some(errno::AGAIN) => format!("{error}; {}", Kind::Threads.remedy()),
+        Some(errno::AGAIN) => format!("{error}; {}", Resource::Threads.remedy()),
         _ => with_remedy(error),
     }
 }

@@ -239,7 +239,7 @@ struct ProcessIdentity {
 
 /// What one look found.
 #[derive(Debug)]
-struct Look {
+struct TreeSnapshot {
     /// Those alive.
     members: Vec<Member>,
     /// Whether nobody can have started unseen while the table was read.

@@ -11,6 +11,8 @@ mod guarded;
 #[path = "../src/bin/tenure/inherited.rs"]
 #[allow(dead_code, reason = "the tests use a part")]
 mod inherited;
+#[path = "../src/bin/tenure/proc_stat.rs"]
+mod proc_stat;
 #[path = "../src/bin/tenure/terminal.rs"]
 #[allow(dead_code, reason = "the tests use a part")]
 mod terminal;

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     actor::{
         call::backoff,
-        registry::{Doubt, LookForStops, Registry},
+        registry::{ConfirmAll, LookForStops, Registry},
     },
     session::NodeId,
     store::{Bounds, Hint, Listener, SharedStore, StoreError},
@@ -60,7 +60,7 @@ impl Hints {
                 Err(error) => error,
             };
             if matches!(lost, StoreError::Lost { .. }) {
-                self.registry.do_send(Doubt);
+                self.registry.do_send(ConfirmAll);
             }
             tracing::debug!(error = %lost, "nobody listens for requests to stop");
             failures += 1;
@@ -96,7 +96,7 @@ impl Hints {
             match timeout(self.silence, listener.next()).await {
                 Ok(Ok(None)) => {}
                 Ok(Ok(Some(Hint::Changed))) => self.look(None).await,
-                Ok(Ok(Some(Hint::Replaced))) => self.registry.do_send(Doubt),
+                Ok(Ok(Some(Hint::Replaced))) => self.registry.do_send(ConfirmAll),
                 // Many may be asked at once: the next does not wait for this one.
                 Ok(Ok(Some(Hint::Stop(run_id)))) => self.registry.do_send(LookForStops(Some(run_id))),
                 Ok(Err(error)) => return error,

@@ -195,7 +195,7 @@ impl<V: Verb> Lane<V> {
         }
         let pool = track.pool.clone();
         let waiting = async move {
-            let taken = timeout(patience, pool.take(V::NEED)).await;
+            let taken = timeout(patience, pool.take(V::URGENCY)).await;
             taken.unwrap_or_else(|_elapsed| Err(pool.late(patience)))
         };
         ctx.spawn(waiting.into_actor(self).map(move |taken, lane, ctx| match taken {

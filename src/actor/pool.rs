@@ -100,7 +100,7 @@ impl State {
 
 /// How much waits for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum Urgency {
     /// It has its turn.
     Patient,
     /// A lease depends on it: another connection is opened if none comes free soon.
@@ -147,7 +147,7 @@ impl Pool {
     pub(crate) async fn ready(&self) -> Result<(), StoreError> {
         self.follow();
         self.wake();
-        self.wait(Need::Patient, |pool| (pool.open() > 0).then_some(())).await
+        self.wait(Urgency::Patient, |pool| (pool.open() > 0).then_some(())).await
     }
 
     /// Waits for a connection.
@@ -157,8 +157,8 @@ impl Pool {
     ///
     /// # Cancel safety
     /// Dropping the future takes nothing.
-    pub(crate) async fn take(&self, need: Need) -> Result<Lent, StoreError> {
-        self.wait(need, Self::try_take).await
+    pub(crate) async fn take(&self, urgency: Urgency) -> Result<Lent, StoreError> {
+        self.wait(urgency, Self::try_take).await
     }
 
     /// A connection that is free.
@@ -221,7 +221,7 @@ impl Pool {
 
     /// Waits for the spare connection as well, where one is kept.
     pub(crate) async fn ready_with_spare(&self) -> Result<(), StoreError> {
-        self.wait(Need::Patient, |pool| (pool.open() >= pool.kept()).then_some(())).await
+        self.wait(Urgency::Patient, |pool| (pool.open() >= pool.kept()).then_some(())).await
     }
 
     /// Whether it keeps a connection open while nobody asks for one.
@@ -244,12 +244,16 @@ impl Pool {
         state.idle.len() + state.lent
     }
 
-    async fn wait<T>(&self, need: Need, mut take: impl FnMut(&Self) -> Option<T>) -> Result<T, StoreError> {
+    async fn wait<T>(
+        &self,
+        urgency: Urgency,
+        mut take: impl FnMut(&Self) -> Option<T>,
+    ) -> Result<T, StoreError> {
         // An attempt under way may have begun in an outage that is over.
         let failed = self.inner.state.borrow().attempts_begun();
-        let _waiting = Waiting::begin(self);
+        let _waiting = WaitingGuard::begin(self);
         let mut soon = pin!(sleep(self.time_to_spare()));
-        let mut is_spare_due = need == Need::Urgent;
+        let mut is_spare_due = urgency == Urgency::Urgent;
         loop {
             let changed = pin!(self.inner.changed.notified());
             if let Some(taken) = take(self) {
@@ -367,9 +371,9 @@ impl Pool {
 }
 
 /// Somebody waits, for as long as this lives.
-struct Waiting<'a>(&'a Pool);
+struct WaitingGuard<'a>(&'a Pool);
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingGuard<'a> {
     fn begin(pool: &'a Pool) -> Self {
         pool.inner.state.borrow_mut().waiting += 1;
         pool.keep();
@@ -377,7 +381,7 @@ impl<'a> Waiting<'a> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.inner.state.borrow_mut().waiting -= 1;
     }

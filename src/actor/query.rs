@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     call::caught,
-    pool::{Lent, Need, Pool},
+    pool::{Lent, Pool, Urgency},
 };
 use crate::{
     error::{Closed, QueryError},
@@ -72,12 +72,13 @@ pub(crate) struct QueryWorkers {
 impl QueryWorkers {
     /// `attempt_timeout`: for one question, however often it is asked, the wait for a connection included.
     pub(crate) fn new(pool: Pool, attempt_timeout: Duration) -> (Queries, Self) {
-        let worker = |need| {
+        let worker = |urgency| {
             let (sender, queries) = mpsc::unbounded();
-            (sender, Worker { pool: pool.clone(), need, attempt_timeout, queries: queries.peekable() })
+            (sender, Worker { pool: pool.clone(), urgency, attempt_timeout, queries: queries.peekable() })
         };
         // A short question does not wait for the end of a long one.
-        let ((short, short_worker), (long, long_worker)) = (worker(Need::Urgent), worker(Need::Patient));
+        let ((short, short_worker), (long, long_worker)) =
+            (worker(Urgency::Urgent), worker(Urgency::Patient));
         (Queries { short, long }, Self { short: short_worker, long: long_worker })
     }
 
@@ -89,7 +90,7 @@ impl QueryWorkers {
 /// Answers one query after the other.
 struct Worker {
     pool: Pool,
-    need: Need,
+    urgency: Urgency,
     attempt_timeout: Duration,
     queries: Peekable<mpsc::UnboundedReceiver<Query>>,
 }
@@ -196,7 +197,7 @@ impl Worker {
     }
 
     async fn take(&self, until: Instant) -> Result<Lent, StoreError> {
-        let taken = timeout_at(until, self.pool.take(self.need)).await;
+        let taken = timeout_at(until, self.pool.take(self.urgency)).await;
         taken.unwrap_or_else(|_elapsed| Err(self.pool.late(self.attempt_timeout)))
     }
 

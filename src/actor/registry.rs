@@ -95,7 +95,7 @@ struct Running {
 /// Whether the runs still hold their sessions is in doubt: each is renewed at once.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(crate) struct Doubt;
+pub(crate) struct ConfirmAll;
 
 /// An orphan is dealt with, or given up.
 #[derive(Message)]
@@ -198,10 +198,10 @@ fn tick(ctx: &mut Context<Registry>) {
     });
 }
 
-impl Handler<Doubt> for Registry {
+impl Handler<ConfirmAll> for Registry {
     type Result = ();
 
-    fn handle(&mut self, _: Doubt, _: &mut Context<Self>) {
+    fn handle(&mut self, _: ConfirmAll, _: &mut Context<Self>) {
         self.recheck(Recheck::InDoubt);
     }
 }

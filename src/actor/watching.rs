@@ -34,7 +34,7 @@ mod watched;
 
 use line::Line;
 use looking::Looking;
-use watched::Waiting;
+use watched::EndWaiter;
 
 /// The way to watch, from any thread and any runtime.
 #[derive(Clone)]
@@ -57,7 +57,7 @@ enum Command {
     /// Somebody wants to watch a session.
     Watch(SessionKey, oneshot::Sender<watch::Receiver<Option<Observed>>>),
     /// Somebody waits until a run does not hold its session any more.
-    AwaitEnd(SessionKey, Waiting),
+    AwaitEnd(SessionKey, EndWaiter),
     /// A session may have changed.
     Nudge(SessionKey),
 }
@@ -97,7 +97,7 @@ impl Watching {
         since: BootInstant,
     ) -> impl Future<Output = Result<(), Closed>> + Send + use<> {
         let (reply, gone) = oneshot::channel();
-        self.tell(Command::AwaitEnd(key.clone(), Waiting { run_id, since, reply }));
+        self.tell(Command::AwaitEnd(key.clone(), EndWaiter { run_id, since, reply }));
         async move { gone.await.map_err(|oneshot::Canceled| Closed) }
     }
 

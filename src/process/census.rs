@@ -11,7 +11,7 @@ use rustix::{
 };
 
 use super::{
-    Look, Member, ProcessIdentity,
+    Member, ProcessIdentity, TreeSnapshot,
     leave::Leave,
     patience::Patience,
     table::{ProcessEntry, Table, children, list},
@@ -92,11 +92,11 @@ impl Census {
     }
 
     /// Looks at the whole table; `None` when the patience is over first.
-    pub(super) fn scan(&mut self, patience: &Patience) -> Option<Look> {
+    pub(super) fn scan(&mut self, patience: &Patience) -> Option<TreeSnapshot> {
         let table = Table::look(patience)?;
         let inside = self.members_of(&table).into_iter().map(|index| &table.entries[index]);
         let members = inside.filter(|entry| entry.is_alive()).map(ProcessEntry::member).collect();
-        Some(Look { members, is_complete: table.is_complete })
+        Some(TreeSnapshot { members, is_complete: table.is_complete })
     }
 
     /// Those of the last look, or the root where there was none, who are alive, and those whom the kernel lists as

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Look, Member, ProcessEnd, ProcessIdentity, ProcessOutcome, TreeEnd,
+    Member, ProcessEnd, ProcessIdentity, ProcessOutcome, TreeEnd, TreeSnapshot,
     census::{Census, started_before},
     patience::Patience,
 };
@@ -50,7 +50,7 @@ pub struct Ending {
 #[derive(Debug)]
 enum EndingStep {
     /// Members may end by themselves until then.
-    Grace { until: Instant, asked: Option<Asked> },
+    Grace { until: Instant, asked: Option<TermSent> },
     /// Since then, whatever is found is killed.
     Killing { since: Instant },
     /// The last look is what counts.
@@ -59,7 +59,7 @@ enum EndingStep {
 
 /// SIGTERM was sent.
 #[derive(Debug)]
-struct Asked {
+struct TermSent {
     at: BootInstant,
     members: HashSet<ProcessIdentity>,
 }
@@ -129,7 +129,7 @@ impl Ending {
             return Progress::Done;
         }
         let began = Instant::now();
-        let Some(Look { members, is_complete }) = self.look() else {
+        let Some(TreeSnapshot { members, is_complete }) = self.look() else {
             // The grace is over, and there is no time to lose with a look.
             self.begin_killing();
             return Progress::Wait(Duration::ZERO);
@@ -206,7 +206,7 @@ impl Ending {
     }
 
     /// One look, kept in mind; `None` when the grace has ended before it did.
-    fn look(&mut self) -> Option<Look> {
+    fn look(&mut self) -> Option<TreeSnapshot> {
         let look = self.census.scan(&self.patience())?;
         for seen in self.seen.values_mut() {
             seen.is_alive = false;
@@ -249,7 +249,7 @@ impl Ending {
     fn ask(&mut self, members: &[Member]) {
         let EndingStep::Grace { asked, .. } = &mut self.reached else { return };
         let Some(asked) = asked else {
-            *asked = Some(Asked {
+            *asked = Some(TermSent {
                 at: SystemClock.now(),
                 members: members.iter().map(|member| member.id).collect(),
             });
@@ -289,7 +289,7 @@ impl Ending {
         let deadline = Instant::now() + FREEZE_PATIENCE;
         loop {
             // Nothing ends a look while members are being killed.
-            let Some(Look { members, .. }) = self.look() else { return Vec::new() };
+            let Some(TreeSnapshot { members, .. }) = self.look() else { return Vec::new() };
             let moving: Vec<_> = members.iter().filter(|member| !member.is_stopped).cloned().collect();
             if moving.is_empty() || Instant::now() > deadline {
                 return members;

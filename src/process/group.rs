@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
-use super::{Look, Member, ProcessIdentity, patience::Patience};
+use super::{Member, ProcessIdentity, TreeSnapshot, patience::Patience};
 use crate::clock::BootInstant;
 
 /// A group has no start: all of it can be asked at any time.
@@ -42,7 +42,7 @@ impl Census {
     }
 
     /// `None` when the patience is over.
-    pub(super) fn scan(&mut self, patience: &Patience) -> Option<Look> {
+    pub(super) fn scan(&mut self, patience: &Patience) -> Option<TreeSnapshot> {
         if patience.is_over() {
             return None;
         }
@@ -50,9 +50,9 @@ impl Census {
         let Some(group) = self.group.filter(|group| test_kill_process_group(*group).is_ok()) else {
             // Once empty, its id may be given away.
             self.group = None;
-            return Some(Look { members: Vec::new(), is_complete: true });
+            return Some(TreeSnapshot { members: Vec::new(), is_complete: true });
         };
-        Some(Look { members: vec![Self::member(group)], is_complete: true })
+        Some(TreeSnapshot { members: vec![Self::member(group)], is_complete: true })
     }
 
     pub(super) fn at_hand(&self) -> Vec<Member> {

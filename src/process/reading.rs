@@ -27,7 +27,7 @@ struct State<T> {
     waiting: Vec<Thread>,
 }
 
-enum Turn<T> {
+enum Ticket<T> {
     Served(Arc<T>),
     /// One's own, to be read now.
     Own(u64),
@@ -43,10 +43,10 @@ impl<T> Readings<T> {
     /// has given up.
     pub(super) fn share(&self, patience: &Patience, read: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
         let asked = self.lock().begun;
-        let _place = Place::of_this_thread(self);
+        let _place = WaitingThread::of_this_thread(self);
         match patience.wait_for(|| self.lock().turn(asked))? {
-            Turn::Served(reading) => Some(reading),
-            Turn::Own(number) => {
+            Ticket::Served(reading) => Some(reading),
+            Ticket::Own(number) => {
                 let _over = Over(self);
                 let reading = Arc::new(read()?);
                 self.lock().last = Some((number, reading.clone()));
@@ -61,30 +61,30 @@ impl<T> Readings<T> {
 }
 
 impl<T> State<T> {
-    fn turn(&mut self, asked: u64) -> Option<Turn<T>> {
+    fn turn(&mut self, asked: u64) -> Option<Ticket<T>> {
         if let Some((_, reading)) = self.last.as_ref().filter(|(number, _)| *number > asked) {
-            return Some(Turn::Served(reading.clone()));
+            return Some(Ticket::Served(reading.clone()));
         }
         if self.is_reading {
             return None;
         }
         self.begun += 1;
         self.is_reading = true;
-        Some(Turn::Own(self.begun))
+        Some(Ticket::Own(self.begun))
     }
 }
 
 /// A thread that is told when a reading is over.
-struct Place<'a, T>(&'a Readings<T>);
+struct WaitingThread<'a, T>(&'a Readings<T>);
 
-impl<'a, T> Place<'a, T> {
+impl<'a, T> WaitingThread<'a, T> {
     fn of_this_thread(readings: &'a Readings<T>) -> Self {
         readings.lock().waiting.push(thread::current());
         Self(readings)
     }
 }
 
-impl<T> Drop for Place<'_, T> {
+impl<T> Drop for WaitingThread<'_, T> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         let own = thread::current().id();

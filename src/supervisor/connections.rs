@@ -9,7 +9,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    actor::pool::{Need, Pool, PoolPlan},
+    actor::pool::{Pool, PoolPlan, Urgency},
     config::Timing,
     error::StartError,
     store::{Bounds, SharedStore, StoreError, VerbKind},
@@ -225,7 +225,7 @@ const STOOD_STILL: Duration = Duration::from_millis(500);
 async fn check_line(pool: &Pool, timing: &Timing) -> Result<(), StartError> {
     let mut quickest = Duration::MAX;
     for _ in 0..TRIPS {
-        let Ok(mut lent) = pool.take(Need::Patient).await else { return Ok(()) };
+        let Ok(mut lent) = pool.take(Urgency::Patient).await else { return Ok(()) };
         let began = Instant::now();
         let answered = timeout(timing.ttl(), lent.connection().ping()).await;
         quickest = quickest.min(began.elapsed());

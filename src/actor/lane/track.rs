@@ -19,7 +19,7 @@ use super::{Request, Sent};
 use crate::{
     actor::{
         call::{answer, backoff},
-        pool::{Lent, Need, Pool},
+        pool::{Lent, Pool, Urgency},
     },
     clock::SharedClock,
     session::SessionKey,
@@ -140,9 +140,9 @@ async fn attempt<V: Verb>(
     // Before the statement is sent: trust is counted from here (invariant I2).
     let at = clock.now();
     let call = answer(pool.location(), within, V::call(lent.connection(), &items));
-    let answered = match V::NEED {
-        Need::Urgent => with_spare(call, &pool).await,
-        Need::Patient => call.await,
+    let answered = match V::URGENCY {
+        Urgency::Urgent => with_spare(call, &pool).await,
+        Urgency::Patient => call.await,
     };
     let result = answered.and_then(|outcomes| match outcomes.len() == items.len() {
         true => Ok(outcomes),
@@ -175,7 +175,7 @@ pub(crate) trait Verb: 'static {
     /// For logs.
     const NAME: &'static str;
     /// How much waits for a connection.
-    const NEED: Need;
+    const URGENCY: Urgency;
     type Item: Unpin + Send + 'static;
     type Outcome: Send + 'static;
 
@@ -196,7 +196,7 @@ pub(crate) enum Releasing {}
 
 impl Verb for Acquiring {
     const NAME: &'static str = "acquire";
-    const NEED: Need = Need::Patient;
+    const URGENCY: Urgency = Urgency::Patient;
     type Item = Acquire;
     type Outcome = AcquireOutcome;
 
@@ -215,7 +215,7 @@ impl Verb for Acquiring {
 
 impl Verb for Renewing {
     const NAME: &'static str = "renew";
-    const NEED: Need = Need::Urgent;
+    const URGENCY: Urgency = Urgency::Urgent;
     type Item = Renew;
     type Outcome = RenewOutcome;
 
@@ -234,7 +234,7 @@ impl Verb for Renewing {
 
 impl Verb for Releasing {
     const NAME: &'static str = "release";
-    const NEED: Need = Need::Urgent;
+    const URGENCY: Urgency = Urgency::Urgent;
     type Item = Release;
     type Outcome = ReleaseOutcome;
 

@@ -6,7 +6,7 @@ use actix::{Addr, AsyncContext as _, Context, Handler, Message, ResponseFuture};
 use futures::channel::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Doubt, LocalSession, Pending, Registry, Running};
+use super::{ConfirmAll, LocalSession, Pending, Registry, Running};
 use crate::{
     actor::{
         acquisition::{Acquired, AcquisitionEnd},
@@ -219,7 +219,7 @@ async fn look(runs: &[(SessionKey, RunId)], queries: &Queries, registry: &Addr<R
                 return;
             }
             // Whoever finds that the leases are gone has every run find out.
-            Err(QueryError::Store(StoreError::Lost { .. })) => return registry.do_send(Doubt),
+            Err(QueryError::Store(StoreError::Lost { .. })) => return registry.do_send(ConfirmAll),
             Err(error) => tracing::debug!(%error, "requests to stop were not read"),
         }
         sleep(backoff(attempt, LONGEST_PAUSE)).await;

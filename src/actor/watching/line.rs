@@ -35,7 +35,7 @@ enum State {
     Down,
     Connecting(BoxFuture<'static, Result<Open, StoreError>>),
     Up(Open),
-    Looking(BoxFuture<'static, Returned>),
+    Looking(BoxFuture<'static, LookReturn>),
 }
 
 struct Open {
@@ -44,13 +44,13 @@ struct Open {
     patience: Duration,
 }
 
-struct Returned {
+struct LookReturn {
     open: Option<Open>,
-    result: Result<Look, StoreError>,
+    result: Result<LookResult, StoreError>,
 }
 
 /// What a look has shown.
-pub(super) struct Look {
+pub(super) struct LookResult {
     pub(super) keys: Vec<SessionKey>,
     /// Just before the statement was sent.
     pub(super) sent_at: BootInstant,
@@ -63,7 +63,7 @@ pub(super) struct Look {
 /// What has come of the connection, or of a look.
 pub(super) enum LookOutcome {
     Connected,
-    Seen(Look),
+    Seen(LookResult),
     Failed(StoreError),
 }
 
@@ -112,7 +112,7 @@ impl Line {
                 Err(error) => (State::Down, LookOutcome::Failed(error)),
             },
             State::Looking(looking) => {
-                let Returned { open, result } = std::task::ready!(looking.poll_unpin(cx));
+                let LookReturn { open, result } = std::task::ready!(looking.poll_unpin(cx));
                 (
                     open.map_or(State::Down, State::Up),
                     result.map_or_else(LookOutcome::Failed, LookOutcome::Seen),
@@ -138,15 +138,15 @@ impl Open {
         clock: SharedClock,
         longest: Duration,
         location: String,
-    ) -> Returned {
+    ) -> LookReturn {
         let (sent_at, began) = (clock.now(), Instant::now());
         let result = answer(&location, self.patience, self.connection.inspect(&keys)).await;
         self.patience = (3 * began.elapsed()).clamp(PATIENCE, longest);
         // After an uncertain end the connection may still be busy with the statement: never use it again.
         let is_usable = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true);
         let standby = self.connection.standby();
-        let result = result.map(|holders| Look { keys, sent_at, holders, standby });
-        Returned { open: is_usable.then_some(self), result }
+        let result = result.map(|holders| LookResult { keys, sent_at, holders, standby });
+        LookReturn { open: is_usable.then_some(self), result }
     }
 }
 

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Command, Commands,
     known::Knowledge,
-    line::{Line, Look, LookOutcome},
+    line::{Line, LookOutcome, LookResult},
     watched::Watched,
 };
 use crate::{
@@ -232,7 +232,7 @@ impl Looking {
         }
     }
 
-    fn learn(&mut self, Look { keys, sent_at, holders, standby }: Look) {
+    fn learn(&mut self, LookResult { keys, sent_at, holders, standby }: LookResult) {
         let reading = self.clock.reading();
         let received_at = reading.boot;
         let is_old = received_at >= sent_at + STALE;

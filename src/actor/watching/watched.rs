@@ -13,7 +13,7 @@ use crate::{
 pub(super) struct Watched {
     pub(super) shown: watch::Sender<Option<Observed>>,
     pub(super) knowledge: Knowledge,
-    pub(super) waiting: Vec<Waiting>,
+    pub(super) waiting: Vec<EndWaiter>,
     /// It is among those that the next look is at.
     pub(super) is_urgent: bool,
     /// When it is to be looked at because of what a run of this process has done.
@@ -23,7 +23,7 @@ pub(super) struct Watched {
 }
 
 /// Somebody waits until a run does not hold the session any more, as the database says later than `since`.
-pub(super) struct Waiting {
+pub(super) struct EndWaiter {
     pub(super) run_id: RunId,
     pub(super) since: BootInstant,
     pub(super) reply: oneshot::Sender<()>,
@@ -61,7 +61,7 @@ impl Watched {
         let holds =
             |run_id| holder.is_some_and(|holder| holder.run_id == run_id && !holder.expires_in.is_zero());
         let gone = self.waiting.extract_if(.., |waiting| waiting.since <= sent_at && !holds(waiting.run_id));
-        for Waiting { reply, .. } in gone {
+        for EndWaiter { reply, .. } in gone {
             // Whoever does not wait any more has dropped the receiver.
             let _ = reply.send(());
         }

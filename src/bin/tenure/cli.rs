@@ -274,12 +274,12 @@ impl Command {
 }
 
 /// What a command line that cannot be parsed asks for, as far as it can be told.
-pub(crate) struct Asked {
+pub(crate) struct WantedOutput {
     pub(crate) json: bool,
     pub(crate) has_events: bool,
 }
 
-pub(crate) fn asked(args: impl Iterator<Item = OsString>) -> Asked {
+pub(crate) fn wanted_output(args: impl Iterator<Item = OsString>) -> WantedOutput {
     let mut args = args.take_while(|arg| arg != "--");
     let (mut json, mut command) = (false, None);
     while let Some(arg) = args.next() {
@@ -291,7 +291,7 @@ pub(crate) fn asked(args: impl Iterator<Item = OsString>) -> Asked {
             command = Some(arg);
         }
     }
-    Asked { json, has_events: command.is_some_and(|command| command == "run") }
+    WantedOutput { json, has_events: command.is_some_and(|command| command == "run") }
 }
 
 /// Text with the password of every URL in it masked.
@@ -359,13 +359,13 @@ mod tests {
 
     #[test]
     fn a_line_that_cannot_be_parsed_still_says_who_is_asked() {
-        let asked = |line: &str| {
-            let asked = asked(line.split(' ').map(OsString::from));
-            (asked.json, asked.has_events)
+        let wanted = |line: &str| {
+            let output = wanted_output(line.split(' ').map(OsString::from));
+            (output.json, output.has_events)
         };
-        assert_eq!(asked("--database run --json status --nonsense"), (true, false));
-        assert_eq!(asked("-v run -s x --ttl 5 --json -- sh"), (true, true));
-        assert_eq!(asked("run -s x -- sh --json"), (false, true));
+        assert_eq!(wanted("--database run --json status --nonsense"), (true, false));
+        assert_eq!(wanted("-v run -s x --ttl 5 --json -- sh"), (true, true));
+        assert_eq!(wanted("run -s x -- sh --json"), (false, true));
     }
 
     #[test]

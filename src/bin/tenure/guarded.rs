@@ -6,7 +6,6 @@ mod answers;
 
 use std::{
     ffi::OsString,
-    fs,
     future::Future,
     io,
     os::{
@@ -44,6 +43,7 @@ use answers::Answers;
 
 use crate::{
     inherited,
+    proc_stat::ProcStat,
     timer::Timer,
     wire::{Deadlines, GUARDIAN, Order, Report, Setup, ToldBy, take_line},
 };
@@ -74,12 +74,12 @@ pub(crate) struct GuardPlan {
 #[must_use = "dropping it ends CMD"]
 pub(crate) struct Guarded {
     orders: OwnedWriteHalf,
-    shared: Arc<Shared>,
+    shared: Arc<GivenOrders>,
 }
 
 /// What those who give orders and those who read reports share.
 #[derive(Debug, Default)]
-struct Shared {
+struct GivenOrders {
     /// In nanoseconds of the boot clock.
     kill_at: AtomicU64,
     /// Orders given.
@@ -93,13 +93,13 @@ struct Shared {
 pub(crate) struct Reports {
     socket: OwnedReadHalf,
     received: Vec<u8>,
-    shared: Arc<Shared>,
+    shared: Arc<GivenOrders>,
     answers: Answers,
     timer: AsyncFd<Timer>,
     /// How long past the kill instant the guardian may stay silent, before it counts as lost: half of what then is
     /// left until another run can start.
     silence: Duration,
-    guardian: Guardian,
+    guardian: GuardianHandle,
     tree: ProcessTree,
     rescue: Option<Rescue>,
     is_over: bool,
@@ -107,7 +107,7 @@ pub(crate) struct Reports {
 
 /// The guardian's process.
 #[derive(Debug)]
-struct Guardian {
+struct GuardianHandle {
     child: std::process::Child,
     /// Where the kernel has none, nobody continues a stopped guardian.
     handle: Option<OwnedFd>,
@@ -148,7 +148,8 @@ pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
     let (socket, orders) = UnixStream::from_std(ours)?.into_split();
     let tree = ProcessTree::of(plan.setup.run).with_all_below_this_process();
     let Deadlines { until, kill_at } = plan.setup.trust;
-    let shared = Arc::new(Shared { kill_at: AtomicU64::new(kill_at.as_nanos()), ..Shared::default() });
+    let shared =
+        Arc::new(GivenOrders { kill_at: AtomicU64::new(kill_at.as_nanos()), ..GivenOrders::default() });
     let guarded = Guarded { orders, shared: shared.clone() };
     let reports = Reports {
         socket,
@@ -157,7 +158,7 @@ pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
         answers: Answers::none_expected(),
         timer: inherited::watch_timer(Timer::new()?)?,
         silence: kill_at.saturating_since(until) / 2,
-        guardian: Guardian { child, handle },
+        guardian: GuardianHandle { child, handle },
         tree: tree.leaving(plan.setup.leave.clone()),
         rescue: None,
         is_over: false,
@@ -258,10 +259,9 @@ impl Reports {
     }
 }
 
-impl Guardian {
+impl GuardianHandle {
     fn is_stopped(&self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with(['T', 't']))
+        ProcStat::of(self.child.id()).is_some_and(|stat| matches!(stat.state, 'T' | 't'))
     }
 
     /// Whoever is given it after this process, in a container often a program that waits for nobody, would keep it as

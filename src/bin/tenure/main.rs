@@ -28,6 +28,8 @@ mod outcome;
 #[cfg(unix)]
 mod phase;
 #[cfg(target_os = "linux")]
+mod proc_stat;
+#[cfg(target_os = "linux")]
 mod program;
 #[cfg(target_os = "linux")]
 mod run;
@@ -69,7 +71,7 @@ fn main() -> ExitCode {
     // To read the command line takes some, and cannot say that there is none.
     let little = Need { descriptors: 0, threads: 0, memory: 4 << 20 };
     if let Err(shortage) = little.check() {
-        let asked = cli::asked(std::env::args_os().skip(1));
+        let asked = cli::wanted_output(std::env::args_os().skip(1));
         tell(&Failure::new(UNAVAILABLE, shortage), asked.json, asked.has_events);
         return ExitCode::from(UNAVAILABLE);
     }
@@ -181,7 +183,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 fn answer(error: &clap::Error) {
     let text = error.render().to_string();
     let shown = cli::without_passwords(&text);
-    let asked = cli::asked(std::env::args_os().skip(1));
+    let asked = cli::wanted_output(std::env::args_os().skip(1));
     if error.use_stderr() && asked.json {
         let failure = Failure::usage(&shown);
         if !asked.has_events {

@@ -6,13 +6,13 @@ use crate::{
     cli::{Global, PhaseArgs},
     exit::Failure,
     show,
-    side::{self, Request},
+    side::{self, SideRequest},
 };
 
 /// Returns when others can see it.
 pub(crate) fn phase(global: &Global, args: &PhaseArgs) -> Result<u8, Failure> {
     let phase = RunPhase::new(&args.text)?;
-    let remark = side::ask(&Request::Phase(phase.as_str().to_owned()))?;
+    let remark = side::ask(&SideRequest::Phase(phase.as_str().to_owned()))?;
     if !remark.is_empty() && !global.quiet {
         show::complain(remark);
     }

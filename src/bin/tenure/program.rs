@@ -80,7 +80,7 @@ pub(crate) struct Program<'a> {
 }
 
 /// What was seen of a program, when nothing of its tree is alive.
-pub(crate) struct Watched {
+pub(crate) struct ProgramOutcome {
     pub(crate) end: ProgramEnd,
     pub(crate) signaled: Option<i32>,
     pub(crate) is_stopping: bool,
@@ -196,12 +196,12 @@ impl<'a> Program<'a> {
     }
 
     /// Gives the terminal back, as CMD had found it if CMD could not do so.
-    pub(crate) fn finish(mut self) -> Watched {
+    pub(crate) fn finish(mut self) -> ProgramOutcome {
         let is_by_itself = matches!(self.end, ProgramEnd::Exited(_) | ProgramEnd::CannotStart(_));
         if let Some(terminal) = self.terminal.as_mut().filter(|_| !is_by_itself) {
             terminal.restore_modes();
         }
-        Watched {
+        ProgramOutcome {
             confirmed_at: self.confirmed_at(),
             end: self.end,
             signaled: self.signaled.map(|signal| signal.number),
@@ -353,7 +353,7 @@ impl<'a> Program<'a> {
     }
 }
 
-impl Watched {
+impl ProgramOutcome {
     /// Why the run ended, in this word.
     pub(crate) fn why<'a>(&'a self, word: &'a str, reason: &'a EndReason) -> Why<'a> {
         let is_loss = reason.is_loss() || self.is_overdue;

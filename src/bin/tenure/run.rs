@@ -17,7 +17,7 @@ use crate::{
     exit::{Exit, Failure, UNAVAILABLE, USAGE},
     inherited, mistakes,
     outcome::{ProgramEnd, RunOutcome},
-    program::{self, Begun, Program, Watched},
+    program::{self, Begun, Program, ProgramOutcome},
     show,
     side::socket::SideSocket,
     signals::{Inheritance, Signals},
@@ -236,7 +236,7 @@ fn let_go(inheritance: Inheritance, begun: &Begun<'_>) {
 }
 
 /// Tells how it ended, and answers by what.
-fn conclude(begun: &Begun<'_>, watched: &Watched, reason: &EndReason, released: bool) -> Exit {
+fn conclude(begun: &Begun<'_>, watched: &ProgramOutcome, reason: &EndReason, released: bool) -> Exit {
     let events = begun.events;
     let outcome = RunOutcome {
         reason,

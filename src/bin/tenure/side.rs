@@ -33,7 +33,7 @@ const LONGEST_ANSWER: u64 = 64 << 10;
 
 /// What may be asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum SideRequest {
     /// To show this as what the run is doing.
     Phase(String),
     /// The URL of the run's database.
@@ -42,13 +42,13 @@ pub(crate) enum Request {
 
 /// What comes back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum SideReply {
     /// Done, and what was asked for, or what there is to remark.
     Done(String),
     Refused(String),
 }
 
-impl Request {
+impl SideRequest {
     fn to_text(&self) -> String {
         match self {
             Self::Phase(text) => format!("phase\n{text}"),
@@ -66,7 +66,7 @@ impl Request {
     }
 }
 
-impl Answer {
+impl SideReply {
     #[cfg(target_os = "linux")]
     fn to_text(&self) -> String {
         match self {
@@ -89,7 +89,7 @@ pub(crate) fn is_inside() -> bool {
 }
 
 /// Asks the run around this process. The failure names no remedy, which depends on what was asked for.
-pub(crate) fn ask(request: &Request) -> Result<String, Failure> {
+pub(crate) fn ask(request: &SideRequest) -> Result<String, Failure> {
     let Some(socket) = env::var_os(SOCKET) else {
         return Err(match env::var_os(RUN_ID) {
             Some(_) => Failure::new(
@@ -109,12 +109,12 @@ pub(crate) fn ask(request: &Request) -> Result<String, Failure> {
         let what = if has_ended { "has ended, or does not answer" } else { "does not answer" };
         Failure::new(UNAVAILABLE, format!("the `tenure run` around this program {what}: {error}"))
     })?;
-    match Answer::parse(&answer) {
-        Answer::Done(text) => Ok(text),
-        Answer::Refused(text) if text.is_empty() => {
+    match SideReply::parse(&answer) {
+        SideReply::Done(text) => Ok(text),
+        SideReply::Refused(text) if text.is_empty() => {
             Err(Failure::new(UNAVAILABLE, "the `tenure run` around this program has ended"))
         }
-        Answer::Refused(text) => Err(Failure::new(USAGE, text)),
+        SideReply::Refused(text) => Err(Failure::new(USAGE, text)),
     }
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn database() -> Result<Option<String>, Failure> {
     if !is_inside() {
         return Ok(None);
     }
-    ask(&Request::Database).map(Some).map_err(|failure| {
+    ask(&SideRequest::Database).map(Some).map_err(|failure| {
         let code = if failure.code == USAGE { CONFIGURATION } else { failure.code };
         Failure::new(code, format!("{failure}; name the database with --database or TENURE_DATABASE_URL"))
     })
@@ -148,16 +148,16 @@ mod tests {
     #[test]
     fn every_word_reads_back() {
         for text in ["", "a", "two\nlines\n", "ok"] {
-            let request = Request::Phase(text.to_owned());
-            assert_eq!(Request::parse(&request.to_text()), Some(request));
-            let answer = Answer::Done(text.to_owned());
-            assert_eq!(Answer::parse(&answer.to_text()), answer);
+            let request = SideRequest::Phase(text.to_owned());
+            assert_eq!(SideRequest::parse(&request.to_text()), Some(request));
+            let answer = SideReply::Done(text.to_owned());
+            assert_eq!(SideReply::parse(&answer.to_text()), answer);
         }
-        assert_eq!(Request::parse(&Request::Database.to_text()), Some(Request::Database));
-        let refused = Answer::Refused("a phase may have 64 bytes".to_owned());
-        assert_eq!(Answer::parse(&refused.to_text()), refused);
+        assert_eq!(SideRequest::parse(&SideRequest::Database.to_text()), Some(SideRequest::Database));
+        let refused = SideReply::Refused("a phase may have 64 bytes".to_owned());
+        assert_eq!(SideReply::parse(&refused.to_text()), refused);
         for garbled in ["", "phase", "database\nx", "url\n"] {
-            assert_eq!(Request::parse(garbled), None);
+            assert_eq!(SideRequest::parse(garbled), None);
         }
     }
 }

@@ -29,7 +29,7 @@ use rustix::{
     termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp},
 };
 
-use crate::wire::Group;
+use crate::{proc_stat::ProcStat, wire::Group};
 
 /// The controlling terminal of this process.
 #[derive(Debug)]
@@ -148,14 +148,9 @@ fn is_shared(group: Pid) -> bool {
         let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
         Some(pid).filter(|pid| *pid != std::process::id())
     });
-    let mut groups = pids.filter_map(|pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // After the name: state, parent, group. A zombie shares nothing any more.
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        fields.next().filter(|state| *state != "Z")?;
-        fields.nth(1)?.parse().ok()
-    });
-    groups.any(|other: i32| other == group.as_raw_pid())
+    // A zombie shares nothing any more.
+    let mut others = pids.filter_map(ProcStat::of).filter(|stat| stat.state != 'Z');
+    others.any(|other| other.group == group.as_raw_pid())
 }
 
 /// Stops this process, as SIGTSTP would if it were not caught. The kernel stops none whom nobody could continue: a

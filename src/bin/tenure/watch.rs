@@ -48,7 +48,7 @@ async fn start(
     key: &SessionKey,
     database: &Database,
 ) -> Result<Option<LeaseSupervisor>, Failure> {
-    let mut waiting = Waiting { global, key, since: SystemTime::now(), told: None };
+    let mut waiting = AbsenceReport { global, key, since: SystemTime::now(), told: None };
     let mut was_missing = false;
     loop {
         let (absent, why) = match database.looking()? {
@@ -83,14 +83,14 @@ enum Absent {
 }
 
 /// What has been told while there is nothing to watch.
-struct Waiting<'a> {
+struct AbsenceReport<'a> {
     global: &'a Global,
     key: &'a SessionKey,
     since: SystemTime,
     told: Option<Absent>,
 }
 
-impl Waiting<'_> {
+impl AbsenceReport<'_> {
     async fn start(
         &mut self,
         builder: LeaseSupervisorBuilder,

@@ -197,15 +197,15 @@ pub(super) fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> Sto
     if let (Some(first), true) = (errors().next(), errors().all(|error| !error.is_transient())) {
         return first.clone();
     }
-    let told = refusals.iter().map(|(server, error)| told(server, error));
+    let refusals = refusals.iter().map(|(server, error)| shown(server, error));
     StoreError::Unavailable {
         location: target.location.to_string(),
-        detail: told.collect::<Vec<_>>().join("; "),
+        detail: refusals.collect::<Vec<_>>().join("; "),
     }
 }
 
 /// One server's error, as a part of a message about several.
-pub(super) fn told(server: &Server, error: &StoreError) -> String {
+pub(super) fn shown(server: &Server, error: &StoreError) -> String {
     match error {
         StoreError::Unavailable { detail, .. } => format!("{}: {detail}", server.address),
         other => other.to_string(),

@@ -51,7 +51,7 @@ impl Address {
     }
 
     /// For people: host and port, or the path of the socket.
-    pub(super) fn told(&self) -> String {
+    pub(super) fn shown(&self) -> String {
         let (host, port) = (printable(&self.host), self.port);
         match self.directory() {
             Some(_) => format!("{host}/.s.PGSQL.{port}"),
@@ -96,12 +96,12 @@ fn default_host(port: u16) -> String {
 mod tests {
     use super::*;
 
-    fn told(url: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, StoreError> {
+    fn shown(url: &str, variables: &[(&str, &str)]) -> Result<Vec<String>, StoreError> {
         let variable = |name: &str| {
             variables.iter().find(|(found, _)| *found == name).map(|(_, value)| (*value).to_owned())
         };
         let addresses = addresses(&ConnectionSettings::with(url, &variable)?)?;
-        Ok(addresses.iter().map(Address::told).collect())
+        Ok(addresses.iter().map(Address::shown).collect())
     }
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
             ("postgres://h1,h2/db?hostaddr=10.0.0.1,::2&port=7", &["h1:7", "h2:7"]),
             ("postgres:///db?hostaddr=10.0.0.1,::2", &["10.0.0.1:5432", "[::2]:5432"]),
         ] {
-            assert_eq!(told(url, &[]).unwrap(), servers, "{url}");
+            assert_eq!(shown(url, &[]).unwrap(), servers, "{url}");
         }
     }
 
@@ -132,11 +132,11 @@ mod tests {
             ("postgres:///app?host=h3&port=1", &["h3:1"]),
             ("postgres:///app?hostaddr=::1&port=1", &["[::1]:1"]),
         ] {
-            assert_eq!(told(url, &variables).unwrap(), servers, "{url}");
+            assert_eq!(shown(url, &variables).unwrap(), servers, "{url}");
         }
         let addresses = [("PGHOST", "h1"), ("PGHOSTADDR", "10.0.0.1")];
-        assert_eq!(told("postgres:///app", &addresses).unwrap(), ["h1:5432"]);
-        assert_eq!(told("postgres://h3/app", &addresses).unwrap(), ["h3:5432"]);
+        assert_eq!(shown("postgres:///app", &addresses).unwrap(), ["h1:5432"]);
+        assert_eq!(shown("postgres://h3/app", &addresses).unwrap(), ["h3:5432"]);
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
             ("postgres://h1:65536/app", [("", "")], "65535"),
             ("postgres://h1/app?port=0", [("", "")], "65535"),
         ] {
-            let refusal = told(url, &variables).unwrap_err().to_string();
+            let refusal = shown(url, &variables).unwrap_err().to_string();
             assert!(refusal.contains(named), "{url}: {refusal}");
         }
     }

@@ -77,16 +77,16 @@ impl fmt::Debug for Naming {
 /// PostgreSQL allows any name in quotes. The names allowed here need no care in an identifier, a literal, the body of a
 /// function, a message, a URL or a shell, and every database encoding has their characters.
 fn check(name: &str) -> Result<(), StoreError> {
-    let told = || printable(name);
+    let shown = || printable(name);
     if name.is_empty() || name.len() > LONGEST {
         return Err(refused(format!(
             "schema={:?} has {} bytes; name a schema with 1 to {LONGEST}, or leave the parameter out for \"{DEFAULT}\"",
-            told(),
+            shown(),
             name.len()
         )));
     }
     if name.starts_with("pg_") || name == "information_schema" {
-        return Err(refused(format!("schema={:?} is PostgreSQL's own; name another one", told())));
+        return Err(refused(format!("schema={:?} is PostgreSQL's own; name another one", shown())));
     }
     // Two hyphens begin a comment for a reader that removes comments and does not know quotes.
     if name.contains("--")
@@ -94,7 +94,7 @@ fn check(name: &str) -> Result<(), StoreError> {
     {
         return Err(refused(format!(
             "schema={:?} is no name that tenure takes; use a schema of letters from A to Z, digits, '_' and single '-'",
-            told()
+            shown()
         )));
     }
     Ok(())

@@ -26,7 +26,7 @@ pub(super) async fn renew(
         (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), Some(untold)) => {
             // The leases come first (invariant I12). Then each phase is tried, and a bad one costs no other.
             let renewed = extend(connection, &untold).await?;
-            tell(connection, items)
+            record_phases(connection, items)
                 .await
                 .map_err(|error| fault::after_a_change(error, connection.location()))?;
             Ok(renewed)
@@ -36,9 +36,9 @@ pub(super) async fn renew(
 }
 
 /// Renews those items again that have a new phase, now with the phase, if the database takes it.
-async fn tell(connection: &mut Connection, items: &[Renew]) -> Result<(), StoreError> {
-    let told: Vec<_> = items.iter().filter(|item| item.phase.is_some()).cloned().collect();
-    let mut open = vec![&told[..]];
+async fn record_phases(connection: &mut Connection, items: &[Renew]) -> Result<(), StoreError> {
+    let with_phase: Vec<_> = items.iter().filter(|item| item.phase.is_some()).cloned().collect();
+    let mut open = vec![&with_phase[..]];
     while let Some(items) = open.pop() {
         let mut renewed = extend(connection, items).await;
         if let (Err(StoreError::Unstorable { .. }), [item]) = (&renewed, items) {

@@ -45,12 +45,16 @@ pub(super) async fn migrate(connection: &mut Connection) -> Result<Migrated, Sto
     let (location, naming) = (connection.location().to_owned(), connection.naming().clone());
     let migrated = schema::migrate(&mut Migration { connection: connection.raw(), naming: &naming }).await;
     migrated.map_err(|failure| match failure {
-        Failure::Unfit(unfit) => unfit.at(&location),
-        Failure::Sql(error) => fault::on_statement(error, &location, &naming.text(MAY_CREATE)),
-        Failure::Record(error) => match fault::on_statement(error, &location, &naming.text(MAY_CREATE)) {
-            StoreError::SchemaMissing { detail, .. } => StoreError::Url { detail: taken(&naming, &detail) },
-            other => other,
-        },
+        MigrationFailure::Unfit(unfit) => unfit.at(&location),
+        MigrationFailure::Sql(error) => fault::on_statement(error, &location, &naming.text(MAY_CREATE)),
+        MigrationFailure::Record(error) => {
+            match fault::on_statement(error, &location, &naming.text(MAY_CREATE)) {
+                StoreError::SchemaMissing { detail, .. } => {
+                    StoreError::Url { detail: taken(&naming, &detail) }
+                }
+                other => other,
+            }
+        }
     })
 }
 
@@ -74,35 +78,35 @@ struct Migration<'a> {
     naming: &'a Naming,
 }
 
-enum Failure {
+enum MigrationFailure {
     Unfit(Unfit),
     Sql(sqlx::Error),
     /// The record of what was applied could not be read.
     Record(sqlx::Error),
 }
 
-impl From<Unfit> for Failure {
+impl From<Unfit> for MigrationFailure {
     fn from(unfit: Unfit) -> Self {
         Self::Unfit(unfit)
     }
 }
 
 impl SchemaConnection for Migration<'_> {
-    type Error = Failure;
+    type Error = MigrationFailure;
 
     const SCHEMA: Schema = SCHEMA;
 
-    async fn newest(&mut self) -> Result<Option<Applied>, Failure> {
-        newest(self.connection, self.naming).await.map_err(Failure::Record)
+    async fn newest(&mut self) -> Result<Option<Applied>, MigrationFailure> {
+        newest(self.connection, self.naming).await.map_err(MigrationFailure::Record)
     }
 
-    async fn begin(&mut self) -> Result<(), Failure> {
+    async fn begin(&mut self) -> Result<(), MigrationFailure> {
         self.execute("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
         let lock = sqlx::raw_sql(AssertSqlSafe(lock(self.naming)));
-        self.connection.execute(lock).await.map(drop).map_err(Failure::Sql)
+        self.connection.execute(lock).await.map(drop).map_err(MigrationFailure::Sql)
     }
 
-    async fn bootstrap(&mut self) -> Result<(), Failure> {
+    async fn bootstrap(&mut self) -> Result<(), MigrationFailure> {
         // `CREATE SCHEMA IF NOT EXISTS` would ask for the right to create even where the schema exists.
         let exists = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'tenure')";
         if !self.holds(exists).await? {
@@ -111,16 +115,16 @@ impl SchemaConnection for Migration<'_> {
         self.execute(include_str!("bootstrap.sql")).await
     }
 
-    async fn execute(&mut self, sql: &str) -> Result<(), Failure> {
+    async fn execute(&mut self, sql: &str) -> Result<(), MigrationFailure> {
         let sql = sqlx::raw_sql(AssertSqlSafe(self.naming.text(sql).into_owned()));
-        self.connection.execute(sql).await.map(drop).map_err(Failure::Sql)
+        self.connection.execute(sql).await.map(drop).map_err(MigrationFailure::Sql)
     }
 }
 
 impl Migration<'_> {
-    async fn holds(&mut self, question: &'static str) -> Result<bool, Failure> {
+    async fn holds(&mut self, question: &'static str) -> Result<bool, MigrationFailure> {
         let answer = self.connection.fetch_one(sqlx::raw_sql(self.naming.sql(question))).await;
-        answer.and_then(|row| row.try_get(0)).map_err(Failure::Sql)
+        answer.and_then(|row| row.try_get(0)).map_err(MigrationFailure::Sql)
     }
 }
 

@@ -67,15 +67,15 @@ impl Server {
         let options = options(&address, settings, pooled)?;
         let user = settings.value("user").unwrap_or(options.get_username()).to_owned();
         let database = settings.value("dbname").unwrap_or(&user).to_owned();
-        let told = address.told();
+        let shown = address.shown();
         let mut hosts = vec![address.host.clone()];
         hosts.extend(address.at.clone());
         hosts.extend(address.directory().map(|_| "localhost".to_owned()));
         Ok(Self {
             options: tls.apply(options).username(&user).database(&database),
             pooled,
-            location: location(&told, &database, naming),
-            address: told,
+            location: location(&shown, &database, naming),
+            address: shown,
             database: database.clone(),
             naming: naming.clone(),
             turn,

@@ -14,7 +14,7 @@ use super::{
     connection::Connection,
     failure::Failure,
     file::DatabaseFile,
-    standing::{Opened, Standing},
+    standing::{OpenFiles, Standing},
 };
 use crate::store::{Bounds, Hint, Listener, StoreError};
 
@@ -30,7 +30,7 @@ pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn L
 
 /// `granted` is the file of the runs that this listens for.
 async fn beside(
-    granted: Option<Arc<Opened>>,
+    granted: Option<Arc<OpenFiles>>,
     file: DatabaseFile,
     bounds: Bounds,
 ) -> Result<Changes, StoreError> {

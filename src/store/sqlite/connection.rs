@@ -10,7 +10,7 @@ use super::{
     failure::Failure,
     file::{Access, DatabaseFile},
     read, remove, renew, schema,
-    standing::{FileIdentity, Opened, Standing},
+    standing::{FileIdentity, OpenFiles, Standing},
     stop,
 };
 use crate::{
@@ -25,7 +25,7 @@ pub(super) struct Connection {
     pub(super) sqlite: SqliteConnection,
     file: DatabaseFile,
     bounds: Bounds,
-    opened: Arc<Opened>,
+    opened: Arc<OpenFiles>,
     only_looks: bool,
 }
 

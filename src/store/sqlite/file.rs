@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use super::standing::{self, FileIdentity, Opened, Standing, identity, if_there};
+use super::standing::{self, FileIdentity, OpenFiles, Standing, identity, if_there};
 use crate::{limits, store::StoreError, text::printable_path};
 
 /// The file of one store, checked without touching the file system.
@@ -18,7 +18,7 @@ pub(super) struct DatabaseFile {
     location: Arc<str>,
     access: Access,
     /// What the connections of this store have open.
-    open: Arc<Mutex<Weak<Opened>>>,
+    open: Arc<Mutex<Weak<OpenFiles>>>,
     /// One connection closes at a time. The last connection removes the log, and of two that close at once, each would leave
     /// that to the other.
     closing: Arc<tokio::sync::Mutex<()>>,
@@ -96,14 +96,14 @@ impl DatabaseFile {
     }
 
     /// What has been opened, if it is what stood `there` before.
-    pub(super) fn opened(&self, there: Option<FileIdentity>) -> Result<Arc<Opened>, StoreError> {
+    pub(super) fn opened(&self, there: Option<FileIdentity>) -> Result<Arc<OpenFiles>, StoreError> {
         let mut open = self.open();
         if let Some(opened) = open.upgrade()
             && matches!(self.look(&opened)?, Standing::Same)
         {
             return Ok(opened);
         }
-        let opened = Arc::new(Opened::at(&self.path).map_err(|error| self.unclear(&error))?);
+        let opened = Arc::new(OpenFiles::at(&self.path).map_err(|error| self.unclear(&error))?);
         if there.is_some() && there != opened.file() {
             return Err(self.replaced());
         }
@@ -111,16 +111,16 @@ impl DatabaseFile {
         Ok(opened)
     }
 
-    pub(super) fn look(&self, opened: &Opened) -> Result<Standing, StoreError> {
+    pub(super) fn look(&self, opened: &OpenFiles) -> Result<Standing, StoreError> {
         opened.look().map_err(|error| self.unclear(&error))
     }
 
     /// What the connections of this store have open, if there are any.
-    pub(super) fn in_use(&self) -> Option<Arc<Opened>> {
+    pub(super) fn in_use(&self) -> Option<Arc<OpenFiles>> {
         self.open().upgrade()
     }
 
-    fn open(&self) -> MutexGuard<'_, Weak<Opened>> {
+    fn open(&self) -> MutexGuard<'_, Weak<OpenFiles>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -66,7 +66,7 @@ struct FileState {
 const ATTEMPTS: usize = 5;
 
 /// One look, and how the file was just before it.
-struct Look {
+struct FileLook {
     sqlite: SqliteConnection,
     before: FileState,
 }
@@ -105,11 +105,11 @@ impl Unchanging {
         Err(changing())
     }
 
-    async fn begin(&self) -> Result<Look, Failure> {
+    async fn begin(&self) -> Result<FileLook, Failure> {
         let before = self.state()?;
         if before.log {
             match open_with_log(&self.file, self.bounds).await {
-                Ok(sqlite) => return Ok(Look { sqlite, before }),
+                Ok(sqlite) => return Ok(FileLook { sqlite, before }),
                 // The log was removed just now.
                 Err(failure) if failure.is_denied() && !self.state()?.log => {}
                 Err(failure) => return Err(failure),
@@ -117,11 +117,11 @@ impl Unchanging {
         }
         let options = options(&self.file, self.bounds.lock).create_if_missing(false);
         let sqlite = options.read_only(true).immutable(true).connect().await?;
-        Ok(Look { sqlite, before: FileState { log: false, ..before } })
+        Ok(FileLook { sqlite, before: FileState { log: false, ..before } })
     }
 
     /// Whether nobody wrote while this was read.
-    async fn is_certain(&self, Look { sqlite, before }: Look) -> Result<bool, Failure> {
+    async fn is_certain(&self, FileLook { sqlite, before }: FileLook) -> Result<bool, Failure> {
         // Nothing was left to be written.
         let _ = sqlite.close().await;
         Ok(before.log || self.state()? == before)

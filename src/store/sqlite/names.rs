@@ -22,8 +22,8 @@ pub(super) fn objection(path: &Path) -> io::Result<Option<String>> {
     let found = path.metadata()?;
     let names = found.nlink();
     if !found.is_file() {
-        let told = || format!("{} is neither a file nor a directory; name a file", printable_path(&path));
-        return Ok((!found.is_dir()).then(told));
+        let shown = || format!("{} is neither a file nor a directory; name a file", printable_path(&path));
+        return Ok((!found.is_dir()).then(shown));
     }
     if names > 1 {
         return Ok(Some(format!(

@@ -13,7 +13,7 @@ use std::{
 
 /// The files that the connections of one store have open.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenFiles {
     path: PathBuf,
     file: Option<FileIdentity>,
     log: Aside,
@@ -42,7 +42,7 @@ struct Aside {
     seen: OnceLock<Option<FileIdentity>>,
 }
 
-impl Opened {
+impl OpenFiles {
     /// What stands at the path. To be called right after it was opened.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Opened {
     }
 }
 
-impl Opened {
+impl OpenFiles {
     /// Whether another file stands where ours did, beside the log that belongs to ours.
     fn has_our_log(&self) -> io::Result<bool> {
         let Some(own) = if_there(self.path.canonicalize())? else { return Ok(false) };
@@ -157,14 +157,14 @@ mod tests {
     use super::*;
 
     /// As SQLite leaves it while a connection is open.
-    fn database() -> (tempfile::TempDir, PathBuf, Opened) {
+    fn database() -> (tempfile::TempDir, PathBuf, OpenFiles) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("d/t.db");
         fs::create_dir(dir.path().join("d")).unwrap();
         for suffix in ["", "-wal", "-shm"] {
             fs::write(beside(&path, suffix), suffix).unwrap();
         }
-        let opened = Opened::at(&path).unwrap();
+        let opened = OpenFiles::at(&path).unwrap();
         (dir, path, opened)
     }
 
@@ -172,7 +172,7 @@ mod tests {
         Aside::of(path, suffix).path
     }
 
-    fn look(opened: &Opened) -> String {
+    fn look(opened: &OpenFiles) -> String {
         format!("{:?}", opened.look().unwrap())
     }
 
@@ -217,7 +217,7 @@ mod tests {
         let (link, other) = (dir.path().join("link.db"), dir.path().join("other.db"));
         fs::write(&other, "").unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        let opened = Opened::at(&link).unwrap();
+        let opened = OpenFiles::at(&link).unwrap();
         assert_eq!(look(&opened), "Same");
         fs::rename(beside(&path, "-wal"), dir.path().join("moved")).unwrap();
         assert_eq!(look(&opened), "Torn", "the log is beside the file, not beside the link");

@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::Shared;
+use super::GivenOrders;
 
 /// An order that is not answered after this long is waited for in steps of this length, each lived through by this
 /// process: time that it was itself frozen for counts as one.
@@ -38,7 +38,7 @@ impl Answers {
     }
 
     /// Whether the guardian has something to answer or to do.
-    pub(super) fn are_due(&mut self, shared: &Shared) -> bool {
+    pub(super) fn are_due(&mut self, shared: &GivenOrders) -> bool {
         if !self.are_missing(shared) && !shared.is_stopping.load(Ordering::Relaxed) {
             self.wait = None;
         } else if self.wait.is_none() {
@@ -48,12 +48,12 @@ impl Answers {
         self.wait.is_some()
     }
 
-    fn are_missing(&self, shared: &Shared) -> bool {
+    fn are_missing(&self, shared: &GivenOrders) -> bool {
         self.heard < shared.orders.load(Ordering::Relaxed)
     }
 
     /// After another step.
-    pub(super) fn are_overdue(&mut self, shared: &Shared, was_stopped: bool) -> bool {
+    pub(super) fn are_overdue(&mut self, shared: &GivenOrders, was_stopped: bool) -> bool {
         let is_missing = self.are_missing(shared);
         let wait = self.wait.get_or_insert_default();
         wait.unanswered = if is_missing { wait.unanswered + 1 } else { 0 };

@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Answer, LONGEST_REQUEST, PATIENCE, Request};
+use super::{LONGEST_REQUEST, PATIENCE, SideReply, SideRequest};
 
 /// How long a new phase may take to be seen by others, before whoever has set it is told that it was not yet.
 const SHOWN_WITHIN: Duration = Duration::from_secs(3);
@@ -32,10 +32,10 @@ const NAME: &str = "socket";
 pub(crate) struct SideSocket {
     directory: Option<PathBuf>,
     /// `None` too while it cannot be made again.
-    place: Option<Place>,
+    bound: Option<BoundSocket>,
 }
 
-struct Place {
+struct BoundSocket {
     listener: UnixListener,
     /// The socket's file.
     inode: u64,
@@ -54,14 +54,14 @@ impl SideSocket {
             sweep(&parent);
             // Another run that sweeps may take the new one for an old one, once.
             let directory = parent.join(&name);
-            match Place::make(&directory).or_else(|_| Place::make(&directory)) {
-                Ok(place) => return (Self { directory: Some(directory), place: Some(place) }, None),
+            match BoundSocket::make(&directory).or_else(|_| BoundSocket::make(&directory)) {
+                Ok(bound) => return (Self { directory: Some(directory), bound: Some(bound) }, None),
                 Err(error) => {
                     why = Some(io::Error::new(error.kind(), format!("{}: {error}", parent.display())));
                 }
             }
         }
-        (Self { directory: None, place: None }, why)
+        (Self { directory: None, bound: None }, why)
     }
 
     pub(crate) fn path(&self) -> Option<PathBuf> {
@@ -72,25 +72,25 @@ impl SideSocket {
     pub(crate) fn restore(&mut self) {
         let Some(directory) = &self.directory else { return };
         let there = fs::symlink_metadata(directory.join(NAME)).ok();
-        if let (Some(place), Some(file)) = (&self.place, there)
-            && place.inode == file.ino()
+        if let (Some(bound), Some(file)) = (&self.bound, there)
+            && bound.inode == file.ino()
         {
             return;
         }
         // With its lock, which the new one takes.
-        self.place = None;
+        self.bound = None;
         remove(directory);
-        match Place::make(directory) {
-            Ok(place) => self.place = Some(place),
+        match BoundSocket::make(directory) {
+            Ok(bound) => self.bound = Some(bound),
             Err(error) => tracing::debug!(%error, "the socket of this run cannot be made again yet"),
         }
     }
 
     /// Somebody who has something to ask.
     pub(crate) async fn accept(&self) -> UnixStream {
-        let Some(place) = &self.place else { return std::future::pending().await };
+        let Some(bound) = &self.bound else { return std::future::pending().await };
         loop {
-            match place.listener.accept().await {
+            match bound.listener.accept().await {
                 Ok((stream, _)) => return stream,
                 // Out of descriptors, at worst: they may come back.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -105,7 +105,7 @@ impl Drop for SideSocket {
     }
 }
 
-impl Place {
+impl BoundSocket {
     fn make(directory: &Path) -> io::Result<Self> {
         fs::DirBuilder::new().mode(0o700).create(directory)?;
         Self::in_directory(directory).inspect_err(|_| remove(directory))
@@ -157,29 +157,29 @@ pub(crate) async fn hear(mut stream: UnixStream, run: RunContext, database: Stri
         (&mut stream).take(LONGEST_REQUEST).read_to_string(&mut text).await.map(|_| text)
     };
     let request = match timeout(PATIENCE, read).await {
-        Ok(Ok(text)) => Request::parse(&text),
+        Ok(Ok(text)) => SideRequest::parse(&text),
         Ok(Err(error)) => return tracing::debug!(%error, "a request was not heard"),
         Err(_elapsed) => return,
     };
     let answer = match request {
-        Some(Request::Phase(text)) => show(&run, &text).await,
-        Some(Request::Database) => Answer::Done(database),
-        None => {
-            Answer::Refused("the `tenure run` around this program does not know what is asked for".to_owned())
-        }
+        Some(SideRequest::Phase(text)) => show(&run, &text).await,
+        Some(SideRequest::Database) => SideReply::Done(database),
+        None => SideReply::Refused(
+            "the `tenure run` around this program does not know what is asked for".to_owned(),
+        ),
     };
     let _ = timeout(PATIENCE, stream.write_all(answer.to_text().as_bytes())).await;
 }
 
 /// Answers when others can see it.
-async fn show(run: &RunContext, text: &str) -> Answer {
+async fn show(run: &RunContext, text: &str) -> SideReply {
     if let Err(error) = run.set_phase(text) {
-        return Answer::Refused(error.to_string());
+        return SideReply::Refused(error.to_string());
     }
     match timeout(SHOWN_WITHIN, run.phase_shown()).await {
-        Ok(()) => Answer::Done(String::new()),
+        Ok(()) => SideReply::Done(String::new()),
         Err(_elapsed) => {
-            Answer::Done("the database has not confirmed it yet; others see it when it does".to_owned())
+            SideReply::Done("the database has not confirmed it yet; others see it when it does".to_owned())
         }
     }
 }

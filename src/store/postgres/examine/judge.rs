@@ -25,7 +25,7 @@ pub(super) fn servers(visits: &[Visit<'_>], refusals: &[(&Server, StoreError)]) 
     findings.extend(refusals.iter().map(|(server, error)| {
         Finding::warning(
             "server",
-            connect::told(server, error),
+            connect::shown(server, error),
             "as long as it is away no failover can lead to it; take it out of the URL if it is gone for good",
         )
     }));

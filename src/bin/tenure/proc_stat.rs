@@ -1,0 +1,40 @@
+//! A line of the process table, as far as the command needs it.
+
+use std::fs;
+
+pub(crate) struct ProcStat {
+    /// The kernel's letter: `T` and `t` are stopped, `Z` is a zombie.
+    pub(crate) state: char,
+    pub(crate) group: i32,
+}
+
+impl ProcStat {
+    /// `None` if there is no such process, or no `/proc`.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// The name stands in parentheses and may hold anything, parentheses too: fields are counted from the last.
+    fn parse(stat: &[u8]) -> Option<Self> {
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        // State, parent, group.
+        let mut fields = str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let group = fields.nth(1)?.parse().ok()?;
+        Some(Self { state, group })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_pass_for_fields() {
+        let stat = ProcStat::parse(b"41 (a) Z 1 2 (\xff)) T 40 39 38 0 -1").unwrap();
+        assert_eq!((stat.state, stat.group), ('T', 39));
+        for garbled in [&b""[..], b"41 (sh)", b"41 (sh) S", b"41 (sh) S 1", b"41 (sh) S 1 x"] {
+            assert!(ProcStat::parse(garbled).is_none(), "{garbled:?}");
+        }
+    }
+}
