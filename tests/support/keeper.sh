@@ -11,6 +11,11 @@ bin=$1
 home=$2
 data=$home/data
 
+# What is to be loaded, a false clock, is for the server alone. Its processes share a lock, which one of them that is
+# killed leaves locked: whoever ends the server must not need it, nor the next server.
+preload=${LD_PRELOAD-}
+unset LD_PRELOAD FAKETIME_SHARED
+
 # A signal meant for the tests must not take the keeper along; a reader that is gone must not either.
 trap '' HUP INT QUIT TERM PIPE
 
@@ -41,6 +46,13 @@ control() {
     "$bin/pg_ctl" "$@" -D "$data" -w </dev/null >>"$home/control.log" 2>&1
 }
 
+start_server() {
+    (
+        export LD_PRELOAD="$preload"
+        control start -t 60 -l "$home/server.log"
+    )
+}
+
 while read -r command port; do
     case $command in
     init)
@@ -51,12 +63,15 @@ while read -r command port; do
         "$bin/pg_basebackup" -D "$data" -h 127.0.0.1 -p "$port" -U postgres -R -X stream -c fast --no-sync \
             </dev/null >>"$home/control.log" 2>&1
         ;;
-    start) control start -t 60 -l "$home/server.log" ;;
+    start) start_server ;;
     stop) control stop -t 60 -m fast ;;
     crash) control stop -t 60 -m immediate ;;
-    demote) control stop -t 60 -m fast && : >"$data/standby.signal" && control start -t 60 -l "$home/server.log" ;;
+    demote) control stop -t 60 -m fast && : >"$data/standby.signal" && start_server ;;
     promote) control promote -t 60 ;;
-    restart) control restart -t 60 -m immediate -l "$home/server.log" ;;
+    restart)
+        control stop -t 60 -m immediate
+        start_server
+        ;;
     *) false ;;
     esac && echo ok || echo failed
 done
