@@ -39,8 +39,8 @@ pub enum Connections {
     /// One connection for all statements. For a process with one run or a few, where there are many such processes.
     ///
     /// Renewals are still not starved. If a renewal or a release is due, and the connection is busy or silent for
-    /// longer than a quarter of `renew_timeout` (250 ms at most), a second connection is opened, up to a total of
-    /// three. A second connection is closed after 30 s without use.
+    /// longer than a quarter of `renew_timeout` (250 ms at most), a second connection is opened. That is early enough
+    /// for three attempts. The second connection is closed after 30 s without use.
     Shared,
 }
 
