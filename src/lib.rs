@@ -118,8 +118,9 @@
 //!   If a connection cannot be had, the caller learns it before its work starts.
 //! - **I12** *What is incidental costs no lease*: labels, phases, reasons, hints, events, watchers. If one of them
 //!   fails, it fails alone.
-//! - **I13** *A certain loss leaves no grace.* Once it is known that the row belongs to another run, is gone or has
-//!   expired, another run may be at work. This run's work is then dropped or killed at once.
+//! - **I13** *A certain loss leaves no grace.* Once it is known that the row belongs to another run, is gone, or is too
+//!   near its expiry to be renewed again, another run may be at work. This run's work is then dropped or killed at
+//!   once.
 //!
 //! # Reading the code
 //!

@@ -97,8 +97,9 @@ impl RunContext {
         self.shared.clone().cancelled()
     }
 
-    /// Waits until another run may hold the session: the row belongs to another run, is gone, or has expired. Otherwise
-    /// the future never completes. Work that still acts must now be ended by force, whatever grace it was given.
+    /// Waits until another run may hold the session: the row belongs to another run, is gone, or is too near its expiry
+    /// to be renewed again. Otherwise the future never completes. Work that still acts must then be ended by force,
+    /// whatever grace it was given.
     ///
     /// [`cancelled`](Self::cancelled) completes first. Work in a scope is dropped without your help; this is for work
     /// that you have to end by hand. The future borrows nothing and does not keep the run alive.
