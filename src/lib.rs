@@ -31,7 +31,7 @@
 //!         println!("409: {busy}; try again in {:?}", busy.retry_after());
 //!         return Ok(());
 //!     }
-//!     // No grant. `error.is_certain()` tells whether anything may have been acquired; if so it is being undone.
+//!     // Not acquired. If this is not certain (`error.is_certain()`), what may have been acquired is being released.
 //!     Err(error) => return Err(error.into()),
 //! };
 //! let reply = run.scope(agent).await?;
