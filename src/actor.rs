@@ -33,4 +33,5 @@ pub(crate) mod pool;
 pub(crate) mod query;
 pub(crate) mod registry;
 pub(crate) mod run;
+mod starting;
 pub(crate) mod watching;

@@ -24,6 +24,7 @@ use crate::{
         pool::Pool,
         query::Queries,
         run::{Recheck, RunActor, RunFinished, RunLinks},
+        starting::may_start,
     },
     clock::{Gap, Reading, instant},
     end::EndReason,
@@ -158,7 +159,9 @@ impl Actor for Registry {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        tick(ctx);
+        if may_start(ctx) {
+            tick(ctx);
+        }
     }
 }
 
