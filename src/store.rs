@@ -35,8 +35,8 @@
 //! ([`AcquireOutcome::Busy`]) locks nothing, writes nothing and names the holder. An expired lease that its run still
 //! [pins](crate::pin) is refused, too. The fence of a grant is strictly greater than the fence of any earlier grant of
 //! the session, whatever happened to the row in between (invariant I8). An acquire that is repeated under the same run
-//! id gets the same fence, keeps `acquired_at`, phase, stage and stop request, and sets `expires_at =
-//! greatest(expires_at, clock + ttl)`.
+//! id gets the same fence, keeps `acquired_at`, phase, stage and stop request, and sets
+//! `expires_at = greatest(expires_at, clock + ttl)`.
 //!
 //! **renew** requires that the row belongs to this run and that `expires_at − safety_margin > clock`. It then sets
 //! `expires_at = greatest(expires_at, clock + ttl)`. It can neither revive an expired lease nor extend a lease inside
