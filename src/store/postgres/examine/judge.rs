@@ -1,4 +1,4 @@
-//! What the servers' answers mean, and what to change.
+//! Turns the servers' answers into findings: what they mean, and what to change.
 
 use std::time::Duration;
 
@@ -55,7 +55,8 @@ fn server(visit: &Visit<'_>, takes_writes: usize, has_authority: bool) -> Findin
     }
 }
 
-/// Assumption A2, for the default ttl.
+/// Checks assumption A2 for the default ttl: a failover must not step the clock by more than a quarter of the safety
+/// margin.
 pub(super) fn clocks_apart(standby: &Visit<'_>, ours: Clocks, theirs: Clocks) -> Option<Finding> {
     let (apart, tolerated) = (ours.apart_from(&theirs), default_timing().safety_margin() / 4);
     (apart > tolerated).then(|| {
@@ -77,7 +78,8 @@ pub(super) fn schema(Applied { version, compatible_from }: Applied) -> Finding {
     )
 }
 
-/// What holds for a session that sets nothing itself. tenure's own sessions set what they need, except behind PgBouncer.
+/// Judges the settings of a session that changes none of them. tenure's own sessions set what they need, except behind
+/// PgBouncer.
 pub(super) fn settings(visit: &Visit<'_>, row: &PgRow, target: &Target) -> Result<Vec<Finding>, StoreError> {
     let pooled = visit.server.pooled;
     let standbys: i64 = visit.read(row, "standbys")?;
@@ -139,7 +141,7 @@ fn fsync(on: bool) -> Finding {
     }
 }
 
-/// Assumption A1.
+/// Checks assumption A1: a standby that takes over has every acknowledged commit.
 fn replication(synchronous_standbys: &str, synchronous_commit: &str, others: bool) -> Finding {
     let waits = !matches!(synchronous_commit, "local");
     match (synchronous_standbys, others) {
@@ -157,7 +159,7 @@ fn replication(synchronous_standbys: &str, synchronous_commit: &str, others: boo
     }
 }
 
-/// In milliseconds, zero for none.
+/// All three are in milliseconds. Zero means none.
 fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Finding {
     let bound = |millis: i64| match millis {
         0 => "none".to_owned(),
@@ -200,7 +202,7 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
     Finding::fine("timeouts", if pooled { found } else { found + own })
 }
 
-/// A connection that renews is never idle for longer, whatever the ttl.
+/// The longest time for which a connection that renews is idle, whatever the ttl.
 const LEAST_IDLE: Duration = Duration::from_secs(30);
 
 pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {
@@ -284,7 +286,7 @@ fn dead_rows(live: i64, dead: i64) -> Finding {
     finding.measuring([("live", live as f64), ("dead", dead as f64)])
 }
 
-/// The durations of a supervisor that sets none.
+/// The durations of a supervisor with default settings.
 fn default_timing() -> Timing {
     Settings::default().check().expect("the defaults work")
 }
