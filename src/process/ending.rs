@@ -338,7 +338,7 @@ mod tests {
         rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
         let mut ending = tree.ending(Duration::MAX).killed_by(killed);
         assert_eq!(ending.step(), Progress::Wait(Duration::ZERO));
-        // Its end of the pipe closes when the last of the group is gone.
+        // The pipe closes when the last process of the group is gone.
         root.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
         root.wait().unwrap();
     }

@@ -15,16 +15,17 @@ use crate::session::{Holder, NodeId, SessionKey, Standby};
 
 /// Opens connections to one database.
 ///
-/// Sealed: it gains methods with time, so only the stores of this crate implement it.
+/// This trait is sealed, because it will get more methods. Only the stores of this crate implement it.
 pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// Opens a connection and checks that its server accepts writes, that its schema fits this release, and that no
     /// lease is hidden from this user.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when there is no answer, a typed error when the answer is no.
+    /// [`StoreError::Unavailable`] when there is no answer, or no server that takes writes. The other variants say what
+    /// was refused.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the connection up; nothing was changed.
+    /// If the future is dropped, the connection is given up. No lease was changed.
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>>;
 
     /// Opens a connection that can only inspect and list. If the server that takes writes can be reached, the
@@ -46,8 +47,11 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// Brings the schema up to this release, once, however many processes try at the same time.
     ///
     /// # Errors
-    /// [`StoreError::SchemaTooNew`] when a later release has changed the schema in a way this one cannot
-    /// work with; otherwise as [`connect`](Self::connect).
+    /// [`StoreError::SchemaTooNew`] when a later release has changed the schema in a way that this one cannot work
+    /// with. Otherwise as [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the schema is either unchanged or completely migrated.
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
     /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None` when this database
@@ -61,7 +65,7 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     }
 
     /// Which of several servers was last found to work, numbered as in [`LeaseConnection::server`]. Connections to any
-    /// other server are no longer used. `None` for a store that has only one server.
+    /// other server are no longer used. `None` for a store that has no servers to choose from.
     fn server_in_use(&self) -> Option<usize> {
         None
     }
@@ -98,7 +102,7 @@ pub type Listening = BoxFuture<'static, Result<Box<dyn Listener>, StoreError>>;
 /// A shared [`LeaseStore`].
 pub type SharedStore = Arc<dyn LeaseStore>;
 
-/// One connection. See the [module](super) for what each verb promises.
+/// One connection. The [module](super) says what each verb promises, and what it means to drop the future of a call.
 pub trait LeaseConnection: Send {
     /// Grants or refuses sessions, or finds their rows locked.
     fn acquire<'a>(
@@ -203,6 +207,6 @@ impl Migrated {
 /// implement it.
 #[cfg_attr(not(feature = "testing"), allow(unreachable_pub, reason = "named outside by tests alone"))]
 pub mod sealed {
-    /// Not part of the public face.
+    /// Not part of the public API.
     pub trait Sealed {}
 }

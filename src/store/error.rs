@@ -46,7 +46,7 @@ pub enum StoreError {
         detail: String,
     },
     /// The database that granted the leases is no longer the authority, or has lost commits. Certainly nothing
-    /// happened. Another database may grant others a session that was held here.
+    /// happened. Another database may now grant a session that was held here.
     #[error("the database {location} is not what it was: {detail}")]
     Lost {
         /// Which database.
@@ -54,7 +54,7 @@ pub enum StoreError {
         /// What became of it, and the remedy.
         detail: String,
     },
-    /// The schema is not there, or is older than this release needs.
+    /// There is no schema, or it is older than this release needs.
     #[error(
         "the database {location} has no usable tenure schema ({detail}); apply it with `tenure migrate` or \
          `tenure::migrate(url)`"

@@ -11,7 +11,7 @@ mod measure;
 pub(crate) use measure::millis;
 pub(crate) use measure::{ClockSample, Clocks, Latency};
 
-/// How long the parts of an examination may take.
+/// The parameters of an examination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExaminationPlan {
     /// How long the clocks are watched.
@@ -77,7 +77,7 @@ impl Finding {
     pub(crate) fn long_expired(rows: i64) -> Self {
         let found = format!("{rows} rows that expired more than an hour ago");
         let finding = if rows > 10_000 {
-            Self::warning("sweep", found, "they do no harm but take room: run `tenure sweep` now and then")
+            Self::warning("sweep", found, "they do no harm, but take space: run `tenure sweep` now and then")
         } else {
             Self::fine("sweep", found)
         };

@@ -24,8 +24,9 @@
 //!
 //! In transaction mode, each message may reach another server session. With the URL parameter `pgbouncer=true`, each
 //! statement is one message, and the store changes no setting of a session. So the role must have the settings: the
-//! default isolation level, `synchronous_commit` not off, time-outs for statements and locks (`ALTER ROLE … SET
-//! statement_timeout = …`, and the same for `lock_timeout`), and `jit` off. `docs/postgres.md` has all the commands.
+//! default isolation level, `synchronous_commit` not off, time-outs for statements and locks
+//! (`ALTER ROLE … SET statement_timeout = …`, and the same for `lock_timeout`), and `jit` off. `docs/postgres.md` has
+//! all the commands.
 //!
 //! # The schema's name
 //!

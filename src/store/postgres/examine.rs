@@ -109,7 +109,7 @@ async fn examine_rights(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> R
         Ok(_) if is_sufficient => Finding::fine("rights", "all that leases need"),
         Ok(_) => {
             let found = if may_look {
-                "this role may look, but not hold a lease"
+                "this role may read leases, but not hold one"
             } else {
                 "something is not granted"
             };

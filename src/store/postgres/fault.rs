@@ -129,7 +129,7 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
         ("25006", _) => StoreError::Unavailable {
             location,
             detail: format!(
-                "it is read-only ({detail}); it may be a standby, or default_transaction_read_only be on for the role"
+                "it is read-only ({detail}); it may be a standby, or default_transaction_read_only is on for the role"
             ),
         },
         (_, "08" | "25" | "40" | "53" | "57" | "58" | "F0" | "XX") => {
@@ -141,7 +141,7 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
 
 /// The error when the server takes no writes and it is not known whether it is a standby.
 pub(super) fn read_only(location: &str) -> StoreError {
-    let detail = "it is read-only; it may be a standby, or default_transaction_read_only be on for the role (ALTER ROLE … \
+    let detail = "it is read-only; it may be a standby, or default_transaction_read_only is on for the role (ALTER ROLE … \
                   RESET default_transaction_read_only), the database or the server";
     StoreError::Unavailable { location: location.to_owned(), detail: detail.to_owned() }
 }

@@ -93,7 +93,7 @@ fn check(name: &str) -> Result<(), StoreError> {
         || !name.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-'))
     {
         return Err(refused(format!(
-            "schema={:?} is no name that tenure takes; use a schema of letters from A to Z, digits, '_' and single '-'",
+            "schema={:?} is not a name that tenure accepts; use letters from A to Z, digits, '_' and single '-'",
             shown()
         )));
     }

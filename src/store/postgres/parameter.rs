@@ -57,7 +57,7 @@ impl Parameter {
                 Err(refused(format!("{} has an unknown value; use {}", self.name, done.join(" or "))))
             }
             Rule::Refused { remedy, .. } => {
-                Err(refused(format!("{} asks for what cannot be done here; {remedy}", self.name)))
+                Err(refused(format!("{} asks for something that tenure cannot do; {remedy}", self.name)))
             }
         }
     }
@@ -114,7 +114,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("ssl-key", "sslkey"),
 ];
 
-const VERIFY: &str = "remove it, and use sslmode=verify-full, by which the server shows who it is";
+const VERIFY: &str = "remove it, and use sslmode=verify-full, with which the server proves its identity";
 const NO_SECRETS: &str =
     "remove it; give a password, a password file, or sslcert and an sslkey without a password";
 
@@ -197,8 +197,8 @@ const PARAMETERS: &[Parameter] = &[
         &["require", "disable"],
         "remove it; sslcert and sslkey say what is shown",
     ),
-    demanding("sslcrl", "PGSSLCRL", &[], "remove it: revoked certificates cannot be told"),
-    demanding("sslcrldir", "PGSSLCRLDIR", &[], "remove it: revoked certificates cannot be told"),
+    demanding("sslcrl", "PGSSLCRL", &[], "remove it: tenure cannot recognise revoked certificates"),
+    demanding("sslcrldir", "PGSSLCRLDIR", &[], "remove it: tenure cannot recognise revoked certificates"),
     demanding("sslpassword", "", &[], NO_SECRETS),
 ];
 

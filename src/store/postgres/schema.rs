@@ -33,8 +33,8 @@ pub(super) const BOUNDS: Bounds =
 
 const CREATE_SCHEMA: &str = "CREATE SCHEMA tenure";
 
-const MAY_CREATE: &str = "a role that migrates needs: GRANT CREATE ON DATABASE, or to own the schema tenure; \
-    migrate as its owner once, then grant the rest their use";
+const MAY_CREATE: &str = "a role that migrates needs: GRANT CREATE ON DATABASE, or must own the schema tenure; \
+    migrate once as the owner, then grant the other roles what they need";
 
 /// Fails if this release cannot work with the newest version that was applied.
 pub(super) fn check(newest: Option<Applied>, location: &str) -> Result<(), StoreError> {

@@ -39,7 +39,7 @@ impl Service {
         match found {
             Some(file) => Ok(Self { name, file }),
             None => Err(refused(format!(
-                "service={:?} is nowhere described; write it into ~/.pg_service.conf, or name a file with PGSERVICEFILE",
+                "no file describes service={:?}; add it to ~/.pg_service.conf, or name a file with PGSERVICEFILE",
                 printable(&name)
             ))),
         }

@@ -65,7 +65,7 @@ impl Target {
     /// Which parts of the URL have no effect, for people.
     pub(super) fn remark(&self) -> Option<String> {
         let names = self.ignored.join(", ");
-        (!names.is_empty()).then(|| format!("{names} in the URL: no effect here, and none needed"))
+        (!names.is_empty()).then(|| format!("{names} in the URL: no effect here, and none is needed"))
     }
 
     /// Logs this remark, once.
@@ -84,7 +84,7 @@ fn check_session_attrs(parameter: Option<&str>) -> Result<(), StoreError> {
     match parameter {
         None | Some("any" | "read-write" | "primary") => Ok(()),
         Some(other) => Err(refused(format!(
-            "target_session_attrs={:?} leads to no server that takes writes, as leases need; use read-write",
+            "target_session_attrs={:?} does not lead to a server that takes writes, which leases need; use read-write",
             printable(other)
         ))),
     }

@@ -100,8 +100,8 @@ impl Tls {
 
 const HAS_TLS: bool = cfg!(any(feature = "tls-ring", feature = "tls-aws-lc-rs", feature = "tls-native"));
 
-pub(super) const MISSING: &str = "sslmode=require, verify-ca and verify-full need TLS, which this build of tenure has \
-                                  not; turn on one of its features tls-ring, tls-aws-lc-rs and tls-native";
+pub(super) const MISSING: &str = "sslmode=require, verify-ca and verify-full need TLS, which this build of tenure does \
+                                  not have; turn on one of its features tls-ring, tls-aws-lc-rs and tls-native";
 
 /// Installs a default crypto provider for rustls if the process has none. To verify only by authority (`verify-ca`),
 /// the driver uses the default provider, and rustls panics if two are linked and none was installed. In all other cases

@@ -158,8 +158,8 @@ async fn journal_mode(sqlite: &mut SqliteConnection, file: &Path) -> Result<Find
         return Ok(Finding::warning(
             "journal_mode",
             "not write-ahead logging",
-            "each commit flushes more, and readers hold up writers: run `tenure migrate`, or PRAGMA journal_mode = WAL, \
-             while nobody else has the file open",
+            "each commit flushes more, and readers delay writers: run `tenure migrate`, or PRAGMA journal_mode = WAL, \
+             while no other process has the file open",
         ));
     }
     let mut log = file.as_os_str().to_owned();
@@ -208,8 +208,8 @@ async fn measure_commits(sqlite: &mut SqliteConnection) -> Result<Finding, Failu
     Ok(latency.finding("commit", "the disk, and at other processes that write to this file"))
 }
 
-const REFUSED: &str = "a row that was to be taken back was refused: if sessions are refused for the same reason, nobody can \
-    hold them; look at the triggers of the table, and for a process that keeps a write transaction open";
+const REFUSED: &str = "a row that would have been taken back was refused: if sessions are refused for the same reason, no \
+    run can hold them; look at the triggers of the table, and for a process that keeps a write transaction open";
 
 /// Does to the table what a lease does: inserts, updates and deletes a row, and then rolls back. Triggers may do
 /// anything to a row, and only a real row shows what they do.

@@ -166,7 +166,7 @@ fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
         },
         Some(code::NOMEM) => StoreError::Unavailable {
             location,
-            detail: format!("{message}: this process can have no more; raise its limit (`ulimit -v`)"),
+            detail: format!("{message}: this process cannot get more memory; raise its limit (`ulimit -v`)"),
         },
         // For example a locking protocol error, or a crashed worker: the statement may have happened or not.
         _ => StoreError::Unavailable { location, detail: message },

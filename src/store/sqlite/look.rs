@@ -143,14 +143,14 @@ impl Unchanging {
     {
         let error = StoreError::PermissionDenied {
             location: self.file.location().to_owned(),
-            detail: "this connection only looks; let this user write the file and its directory".to_owned(),
+            detail: "this connection only reads; let this user write the file and its directory".to_owned(),
         };
         Box::pin(async move { Err(error) })
     }
 }
 
 fn changing() -> Failure {
-    Failure::Unreadable("somebody wrote to it during each look; look again".to_owned())
+    Failure::Unreadable("another process wrote to the file during each read; try again".to_owned())
 }
 
 impl LeaseConnection for Unchanging {

@@ -26,7 +26,7 @@ pub(super) fn servers(visits: &[Visit<'_>], refusals: &[(&Server, StoreError)]) 
         Finding::warning(
             "server",
             connect::shown(server, error),
-            "as long as it is away no failover can lead to it; take it out of the URL if it is gone for good",
+            "while it cannot be reached, no failover can lead to it; take it out of the URL if it is gone for good",
         )
     }));
     findings
@@ -39,8 +39,8 @@ fn server(visit: &Visit<'_>, takes_writes: usize, has_authority: bool) -> Findin
         None => Finding::warning(
             "server",
             format!("{named}, takes writes, and so does another of these servers"),
-            "two primaries grant the same session twice, and nothing can tell: stop one of them now, or name servers \
-             of one cluster only",
+            "two primaries grant the same session twice, and neither can notice: stop one of them now, or name only \
+             servers of one cluster",
         ),
         Some(doubt) if doubt == Doubt::ReadOnlyRole || !has_authority => {
             Finding::failure("server", doubt.error(visit.location()))
@@ -64,8 +64,8 @@ pub(super) fn clocks_apart(standby: &Visit<'_>, ours: Clocks, theirs: Clocks) ->
             "standby_clock",
             format!("the clock of {} is {} from the primary's", standby.server.address, millis(apart)),
             format!(
-                "after a failover to it leases would expire early, or late: keep both clocks in step (NTP) to within \
-                 a twentieth of the ttl ({tolerated:?} by default)"
+                "after a failover to it, leases would expire too early or too late: keep both clocks in step (NTP), \
+                 within a twentieth of the ttl ({tolerated:?} by default)"
             ),
         )
     })
@@ -107,8 +107,8 @@ fn isolation(level: &str, pooled: bool) -> Finding {
         (_, true) => Finding::warning(
             "isolation",
             level,
-            "behind PgBouncer tenure can set nothing for its sessions, and under this level whoever loses a race for a \
-             session meets an error instead of an answer: ALTER ROLE … SET default_transaction_isolation = 'read \
+            "behind PgBouncer tenure cannot set this for its sessions, and at this level a run that loses a race for a \
+             session gets an error instead of an answer: ALTER ROLE … SET default_transaction_isolation = 'read \
              committed', or the same with ALTER DATABASE",
         ),
     }
@@ -122,7 +122,7 @@ fn synchronous_commit(value: &str, pooled: bool) -> Finding {
         ("off", true) => Finding::warning(
             "synchronous_commit",
             "off",
-            "a crash of the server would forget leases that were granted moments before, and grant them again; behind \
+            "if the server crashed, it would lose leases that were granted just before, and grant them again; behind \
              PgBouncer tenure cannot turn it on for its sessions: ALTER ROLE … SET synchronous_commit = on",
         ),
         (other, _) => Finding::fine("synchronous_commit", other),
@@ -135,7 +135,7 @@ fn fsync(on: bool) -> Finding {
         false => Finding::warning(
             "fsync",
             "off",
-            "if the server's machine fails, leases that were granted are forgotten and granted again, if the database \
+            "if the server's machine fails, leases that were granted are lost and granted again, if the database \
              survives at all: set fsync = on",
         ),
     }
@@ -152,9 +152,9 @@ fn replication(synchronous_standbys: &str, synchronous_commit: &str, others: boo
         _ => Finding::warning(
             "replication",
             if waits { "asynchronous" } else { "asynchronous for this role (synchronous_commit = local)" },
-            "a failover may forget leases that were granted or renewed moments before it, and grant them again while \
-             their runs still work: set synchronous_standby_names (and keep synchronous_commit at on), or let the \
-             resources that runs write to check the fencing token",
+            "a failover may lose leases that were granted or renewed just before it, and grant them again while their \
+             runs still work: set synchronous_standby_names (and keep synchronous_commit at on), or let the resources \
+             that runs write to check the fencing token",
         ),
     }
 }
@@ -177,8 +177,8 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
             "timeouts",
             found,
             format!(
-                "behind PgBouncer tenure can set none for its sessions, so a statement that it has given up may go on, \
-                 or wait for a lock, without end: ALTER ROLE … SET statement_timeout = {}, SET lock_timeout = {}",
+                "behind PgBouncer tenure cannot set them for its sessions, so a statement that tenure has given up may \
+                 run, or wait for a lock, for ever: ALTER ROLE … SET statement_timeout = {}, SET lock_timeout = {}",
                 timing.renew_timeout().as_millis(),
                 timing.lock_timeout().as_millis()
             ),
@@ -195,8 +195,8 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
         return Finding::warning(
             "timeouts",
             found,
-            "connections would be ended between two statements, and each first statement after that fail: ALTER ROLE … \
-             SET idle_session_timeout = 0 for tenure's role",
+            "the server would end connections between two statements, and the first statement after that would fail: \
+             ALTER ROLE … SET idle_session_timeout = 0 for tenure's role",
         );
     }
     Finding::fine("timeouts", if pooled { found } else { found + own })
@@ -210,8 +210,8 @@ pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {
         (true, true, _) => Finding::fine("pooler", "in transaction mode, as the URL says"),
         (true, false, _) => Finding::fine(
             "pooler",
-            "the URL says there is one; no sharing of server sessions was seen just now. Without one, leave \
-             pgbouncer=true out: tenure then bounds its statements on the server, too",
+            "the URL says that there is one, but no connections share a server session at the moment. If there is \
+             none, leave pgbouncer=true out: tenure then limits its statements on the server, too",
         ),
         (false, false, true) => Finding::fine("pooler", "none"),
         (false, true, _) => Finding::warning(
@@ -222,8 +222,9 @@ pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {
         (false, false, false) => Finding::warning(
             "pooler",
             "something between here and the server drops the settings that are sent at connection",
-            "without them the server neither bounds tenure's statements nor uses the isolation level that they need: if \
-             it is PgBouncer, take \"options\" out of its ignore_startup_parameters and add pgbouncer=true to the URL",
+            "without them the server does not limit tenure's statements, and may not use the isolation level that they \
+             need: if it is PgBouncer, take \"options\" out of its ignore_startup_parameters and add pgbouncer=true to \
+             the URL",
         ),
     }
 }

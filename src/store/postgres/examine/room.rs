@@ -34,7 +34,8 @@ pub(super) fn connections(visit: &Visit<'_>, row: &PgRow) -> Result<Finding, Sto
 fn judge(whose: &str, setting: &str, limit: i64, used: i64, pooled: bool) -> Finding {
     let free = (limit - used).max(0);
     let found = format!(
-        "{used} of {limit} that {whose} may have are used; {free} are free, for {} of `tenure run` or {} supervisors",
+        "{used} of {limit} that {whose} may have are used; {free} are free, enough for {} of `tenure run` or {} \
+         supervisors",
         free / FOR_A_RUN,
         free / FOR_A_SUPERVISOR
     );
@@ -45,8 +46,8 @@ fn judge(whose: &str, setting: &str, limit: i64, used: i64, pooled: bool) -> Fin
             "connections",
             found,
             format!(
-                "without a free connection a run does not begin (exit code 69): raise {setting}, let supervisors share \
-                 one connection (Connections::Shared), or put a PgBouncer in between"
+                "without a free connection no run can begin (exit code 69): raise {setting}, let supervisors share one \
+                 connection (Connections::Shared), or put a PgBouncer in between"
             ),
         )
     } else {

@@ -15,8 +15,8 @@ pub(super) async fn of_the_table(visit: &mut Visit<'_>) -> Finding {
     }
 }
 
-const ADVICE: &str = "a row that was to be taken back was refused: if sessions are refused for the same reason, nobody can \
-    hold them; look at the triggers of the table";
+const ADVICE: &str = "a row that would have been taken back was refused: if sessions are refused for the same reason, no \
+    run can hold them; look at the triggers of the table";
 
 /// Whether all three writes of the trial changed a row. If one did not, and there was no error, something suppressed
 /// it.

@@ -38,8 +38,8 @@ fn file_system(kind: u32) -> Finding {
         Some((_, name)) => Finding::warning(
             "file_system",
             *name,
-            "SQLite's locks do not hold between machines, and often not at all, on file systems that are not local: two \
-             runs could hold one session, and the file be damaged. Move it to a local disk, or use PostgreSQL",
+            "on file systems that are not local, SQLite's locks do not hold between machines, and often not at all: two \
+             runs could hold one session, and the file could be damaged. Move it to a local disk, or use PostgreSQL",
         ),
         None => Finding::fine("file_system", format!("local (type {kind:#x})")),
     }
@@ -53,7 +53,7 @@ fn room(path: &Path) -> Option<Finding> {
         Finding::warning(
             "disk_space",
             shown,
-            "on a full disk nothing is granted or renewed, and every run is lost: make room",
+            "on a full disk nothing can be granted or renewed, and every run is lost: make room",
         )
     } else {
         Finding::fine("disk_space", shown)
@@ -73,7 +73,7 @@ pub(super) fn of_the_file(file: &Path) -> Option<Finding> {
         _ => Finding::warning(
             "permissions",
             found,
-            "every user of this machine may write it, and so take or end any lease: chmod o-w",
+            "every user of this machine may write the file, and so take or end any lease: chmod o-w",
         ),
     })
 }
