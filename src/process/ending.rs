@@ -52,7 +52,7 @@ pub struct Ending {
 enum EndingStep {
     /// Members may end by themselves until this instant.
     Grace { until: Instant, asked: Option<TermSent> },
-    /// Every member is killed, since this instant.
+    /// From this instant on, every member that is found is killed.
     Killing { since: Instant },
     /// Nothing more is done. The last look counts.
     Done,

@@ -18,7 +18,8 @@ use crate::store::{Bounds, StoreError};
 pub(super) struct LoginAttempt<'a> {
     server: &'a Server,
     pub(super) options: PgConnectOptions,
-    /// The log-in that must not be repeated at once if the server refuses it. `None` if a function gives each log-in.
+    /// The log-in that must not be repeated at once if the server refuses it. `None` if there is no password, or if a
+    /// function gives each log-in.
     login: Option<Login>,
     /// Why no password was found, if so.
     remark: Option<String>,

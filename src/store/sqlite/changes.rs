@@ -131,7 +131,7 @@ impl Files {
             let found = fs::metadata(path).ok()?;
             Some(Seen { len: found.len(), modified: found.modified().ok()? })
         });
-        // A second write within one tick of the file system's clock does not change the time of the file.
+        // A second write within one tick of the file system's clock may change neither the length nor the time.
         let is_settled =
             |seen: Seen| SystemTime::now().duration_since(seen.modified).is_ok_and(|age| age > SETTLED);
         let is_known = found[1].is_some() && found.iter().flatten().all(|seen| is_settled(*seen));
