@@ -1,4 +1,4 @@
-//! The actors: who tells whom, and who owns what.
+//! The actors: which actor tells which, and what each of them owns.
 //!
 //! ```text
 //! caller ─► LeaseSupervisor ─► Registry ─► acquisition ─► Lane (acquire) ─► LeaseStore
@@ -9,21 +9,22 @@
 //!                            └ Ended ─► Registry
 //! ```
 //!
-//! All of them live on one thread of the supervisor's own, so that nothing the application does can delay a
-//! renewal (invariant I10). What is done for those who watch has another, once somebody does. No handler awaits the
-//! database: a request goes to a lane, and its answer comes back as a message of its own.
+//! All actors live on one thread of the supervisor, so that nothing the application does can delay a renewal (invariant
+//! I10). Watching gets a second thread once somebody watches. No handler awaits the database: a request goes to a lane,
+//! and its answer comes back as a message.
 //!
-//! - [`registry`] knows the sessions of this process, refuses from memory what this process still works on,
-//!   and starts a run actor per grant. It never grants (invariant I1).
-//! - [`acquisition`] is one request on its way to the database, with its retries, and the compensation for one
-//!   whose outcome is unknown (invariant I7).
+//! - [`registry`] knows the sessions of this process. It refuses a session that this process still works on, and starts
+//!   a run actor for each grant. It never grants (invariant I1).
+//! - [`acquisition`] sends one request to the database, with its retries. It also undoes a request whose outcome is
+//!   unknown (invariant I7).
 //! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
-//! - [`lane`] carries statements of one kind, over connections of a [`pool`], which are open before they are needed.
-//! - [`hints`] listens for requests to stop, and has the registry read them; [`watching`] looks at sessions for those
-//!   who watch, from a thread of its own. No run depends on either.
+//! - [`lane`] sends statements of one kind, over connections of a [`pool`] that are open before they are needed.
+//! - [`query`] reads, sweeps, and asks runs to stop. No run depends on it.
+//! - [`hints`] listens for requests to stop, and has the registry read them. [`watching`] polls sessions for watchers.
+//!   No run depends on either.
 //!
-//! A panic kills one actor. A run actor's end, however it comes, cancels its token and tells the registry; it
-//! is never restarted. The registry's end cancels the root of all tokens, and with it every run.
+//! A panic kills one actor. When a run actor ends, in whatever way, its drop cancels the run's token and tells the
+//! registry. It is never restarted. When the registry ends, it cancels the root of all tokens, and with it every run.
 
 pub(crate) mod acquisition;
 mod call;

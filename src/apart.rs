@@ -1,4 +1,4 @@
-//! Work on a database for callers without a supervisor, whatever runtime they are in.
+//! Runs database work for callers that have no supervisor, in any async runtime.
 
 use std::{future::Future, thread};
 
@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{limits, store::StoreError};
 
-/// Drives a future on a thread and a tokio runtime of its own. The caller's may be another one, lack timers, or have a
-/// clock that is paused, under which every time-out would fire at once.
+/// Drives a future on a thread and a tokio runtime of its own. The caller's runtime may not be tokio, may lack timers,
+/// or may have a paused clock, under which every time-out would fire at once.
 ///
 /// # Errors
-/// [`StoreError::Unavailable`] when there is no such thread, or the work panicked.
+/// [`StoreError::Unavailable`] when no thread can be started, or the work panicked.
 ///
 /// # Cancel safety
 /// Dropping the future drops the work.
@@ -32,7 +32,7 @@ pub(crate) async fn run<T: Send + 'static>(
         if let Some(done) = runtime.block_on(wanted.run_until_cancelled(work)) {
             let _ = reply.send(Ok(done));
         }
-        // A name that is being looked up blocks a thread for as long as the resolver likes.
+        // Do not wait for a DNS lookup: it blocks a thread of the runtime for as long as the resolver takes.
         runtime.shutdown_background();
     };
     let thread = thread::Builder::new().name("tenure-apart".to_owned()).spawn(live);

@@ -1,12 +1,12 @@
-//! Who this process is, as others see it.
+//! The default label of a holder: the user and the host of this process.
 
 use crate::session::Label;
 
 impl Label {
-    /// The user that this process runs as, and the host: `ann@build-7`, cut to what a label may have. Without a name for
-    /// the user `uid 1000@build-7`; where neither can be asked for, `pid 4711`.
+    /// The user that this process runs as, and the host: `ann@build-7`, cut to the longest label. For a user without a
+    /// name it is `uid 1000@build-7`. On systems other than Unix it is `pid 4711`.
     ///
-    /// Asks the operating system, which may ask a directory on the network for the user's name: it can block.
+    /// This can block: the operating system may ask a directory on the network for the user's name.
     pub fn user_at_host() -> Self {
         let mut label = user_at_host().replace('\0', "");
         while label.len() > Self::MAX_BYTES {

@@ -1,8 +1,8 @@
-//! The local clock, and what its readings can show.
+//! The local clocks, and what their readings can show.
 //!
-//! Trust is measured on the **boot clock** (CLOCK_BOOTTIME on Linux), which goes on while the machine is
-//! suspended; `std::time::Instant` and timers stand still there. Its instants are never compared with the
-//! database's (invariant I2): only durations cross between the two.
+//! Trust is measured on the **boot clock** (CLOCK_BOOTTIME on Linux). It goes on while the machine is suspended;
+//! `std::time::Instant` and timers stand still then. An instant of the boot clock is never compared with one of the
+//! database (invariant I2). Only durations pass between the two.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use std::{
 
 /// An instant of the local boot clock: nanoseconds since the machine started, suspended time included.
 ///
-/// Comparable between processes of one machine (on Linux), never between machines.
+/// On Linux, instants can be compared between processes of one machine. They can never be compared between machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootInstant(u64);
 
@@ -28,18 +28,18 @@ impl BootInstant {
         self.0
     }
 
-    /// The time from `earlier` to `self`; zero when `earlier` is later.
+    /// The time from `earlier` to `self`. Zero if `earlier` is later.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// The instant `duration` before `self`; the machine's start when that would be before it.
+    /// The instant `duration` before `self`, but not before the machine's start.
     pub fn saturating_sub(self, duration: Duration) -> Self {
         Self(self.0.saturating_sub(nanos(duration)))
     }
 }
 
-/// Saturates at the end of time (584 years after start).
+/// Saturates 584 years after the machine's start.
 impl Add<Duration> for BootInstant {
     type Output = Self;
 
@@ -55,17 +55,17 @@ fn nanos(duration: Duration) -> u64 {
 /// The three local clocks, read together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// The boot clock: goes on in suspend, is never stepped.
+    /// The boot clock. It goes on in suspend, and never jumps.
     pub boot: BootInstant,
-    /// The monotonic clock that timers follow: stands still in suspend. Its zero is arbitrary.
+    /// The monotonic clock, which timers follow. It stands still in suspend. Its zero is arbitrary.
     pub monotonic: Duration,
-    /// Wall time since 1970: may be stepped; goes on while a virtual machine is paused, once corrected.
+    /// Wall time since 1970. It may jump. After a pause of a virtual machine it is set right, so it counts the pause.
     pub wall: Duration,
 }
 
-/// A source of local time. [`SystemClock`] in production; a simulated one in tests.
+/// A source of local time: [`SystemClock`] in production, and a simulated clock in tests.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The boot clock now. Costs nanoseconds; never goes back.
+    /// The boot clock now. Costs nanoseconds, and never goes back.
     fn now(&self) -> BootInstant;
 
     /// All three clocks now.
@@ -77,9 +77,9 @@ pub type SharedClock = Arc<dyn Clock>;
 
 /// The operating system's clocks.
 ///
-/// On Linux and Android the boot clock is CLOCK_BOOTTIME; on Apple systems CLOCK_MONOTONIC, which counts
-/// sleep there. On other Unix systems it is CLOCK_MONOTONIC, which may not count suspend: on those, a
-/// machine that sleeps can trust its lease too long, and only the fencing token bounds the damage.
+/// On Linux and Android the boot clock is CLOCK_BOOTTIME. On Apple systems it is CLOCK_MONOTONIC, which counts sleep
+/// there. On other Unix systems it is CLOCK_MONOTONIC too, which may not count suspend. On such a system, a machine
+/// that sleeps can trust its lease for too long, and only the fencing token bounds the damage.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -120,7 +120,7 @@ impl Clock for SystemClock {
 #[cfg(unix)]
 fn unix(id: rustix::time::ClockId) -> Duration {
     let time = rustix::time::clock_gettime(id);
-    // A clock before its own zero (a wall clock before 1970) reads as zero: only differences matter here.
+    // A wall clock before 1970 reads as zero. Only differences matter here.
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
@@ -130,24 +130,24 @@ fn since_first_use() -> Duration {
     FIRST.get_or_init(std::time::Instant::now).elapsed()
 }
 
-/// What two readings of the local clocks, about a second apart, show to have happened between them.
+/// What happened between two readings of the local clocks, about a second apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gap {
-    /// Nothing: all clocks went on alike.
+    /// Nothing: all clocks advanced alike.
     None,
-    /// The boot clock ran ahead of the monotonic one by this much: the machine was suspended, and timers
-    /// are late by as much.
+    /// The boot clock ran ahead of the monotonic clock by this much. The machine was suspended, and timers are late by
+    /// as much.
     Suspended(Duration),
-    /// Wall time ran ahead of boot time by this much: a paused virtual machine, or a stepped wall clock.
-    /// Neither can be told from the other here, so both mean: confirm the lease now.
+    /// Wall time ran ahead of boot time by this much. Either a virtual machine was paused, or the wall clock was set.
+    /// The two cannot be told apart here, so the lease has to be confirmed now in both cases.
     WallAhead(Duration),
 }
 
-/// The least difference between two clocks' progress that is more than reading them one after the other.
+/// A smaller difference between two clocks may come from reading them one after the other.
 const LEAST_GAP: Duration = Duration::from_millis(200);
 
 impl Gap {
-    /// Compares two readings; `margin` is how far wall time may run ahead unnoticed.
+    /// Compares two readings. Wall time may run ahead by `margin` without being reported.
     pub(crate) fn between(earlier: &Reading, later: &Reading, margin: Duration) -> Self {
         let boot = later.boot.saturating_since(earlier.boot);
         let monotonic = later.monotonic.saturating_sub(earlier.monotonic);
@@ -164,19 +164,19 @@ impl Gap {
     }
 }
 
-/// Notices that the database's clock was stepped, from what each statement's reply says of it.
+/// Notices jumps of the database's clock, from the clock reading in each statement's reply.
 ///
-/// A reply carries the database's clock, read somewhere between sending and receiving. The offset of the
-/// two clocks is therefore known to lie in an interval as wide as the round trip; when two successive
-/// intervals are further apart than `tolerance`, the clock was stepped by at least that distance.
+/// The database read its clock at some moment between the sending of the statement and the reply. So the offset of the
+/// two clocks lies in an interval as wide as the round trip. If two successive intervals are further apart than
+/// `tolerance`, the clock has jumped by at least that distance.
 #[derive(Debug, Default)]
 pub(crate) struct StepDetector {
-    /// The offset (database's microseconds since 1970 minus local boot microseconds): least, greatest.
+    /// The least and the greatest offset: the database's microseconds since 1970 minus local boot microseconds.
     last: Option<(i64, i64)>,
 }
 
 impl StepDetector {
-    /// Takes one reply in; answers the step in microseconds (positive: forward) when there was one.
+    /// Takes one reply. Returns the jump in microseconds, positive if it was forward, if there was one.
     pub(crate) fn observe(
         &mut self,
         database_micros: i64,

@@ -1,11 +1,10 @@
-//! Durations: what may be set, what is derived from what, and which relations must hold.
+//! Durations: which may be set, how their defaults derive from the ttl, and which relations must hold.
 //!
-//! Everything derives from the ttl. A relation that cannot work is refused once, when the supervisor is built,
-//! and the error names both settings and the bound.
+//! The relations are checked once, when the supervisor is built. An error names the settings and the bound.
 
 use std::time::Duration;
 
-/// What a user may set; `None` takes the default derived from the ttl.
+/// The durations that a user may set. `None` takes the default.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) ttl: Option<Duration>,
@@ -51,39 +50,40 @@ impl Timing {
         Settings { ttl: Some(ttl), ..Settings::default() }.check()
     }
 
-    /// The granted length of a lease. Default 30 s; 1 s to 24 h, whole milliseconds.
+    /// How long a lease is granted for, in whole milliseconds: 1 s to 24 h. Default: 30 s.
     pub fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// How long before expiry trust ends. Default ttl/5.
+    /// How long before expiry trust ends. Default: ttl/5.
     pub fn safety_margin(&self) -> Duration {
         self.safety_margin
     }
 
-    /// The time between renewals, ±10 %. Default ttl/4, at most 20 s.
+    /// The time between renewals, ±10 %. Default: ttl/4, at most 20 s.
     pub fn renew_interval(&self) -> Duration {
         self.renew_interval
     }
 
-    /// The bound on one attempt to renew or to release, from when it is sent. Default ttl/10, at most 5 s. A round trip to
-    /// the database must take no more than five sixths of it.
+    /// The bound on one attempt to renew or to release, from when it is sent. Default: ttl/10, at most 5 s.
+    ///
+    /// A round trip to the database must take no more than about 87 % of it.
     pub fn renew_timeout(&self) -> Duration {
         self.renew_timeout
     }
 
-    /// The bound on a whole acquire, its retries included. Default ttl/3, at least 1 s, at most 10 s.
+    /// The bound on a whole acquire, its retries included. Default: ttl/3, at least 1 s, at most 10 s.
     pub fn acquire_timeout(&self) -> Duration {
         self.acquire_timeout
     }
 
-    /// How long work may go on after it was told to stop, while the lease is still renewed. Default 5 s.
+    /// How long work may go on after it was told to stop. The lease is renewed meanwhile. Default: 5 s.
     pub fn stop_grace(&self) -> Duration {
         self.stop_grace
     }
 
-    /// How long work that outlives its grace and cannot be dropped keeps the session, until it is given up and the
-    /// session released although the work may still act. Default `None`: for as long as it lives.
+    /// How long work that outlives its grace and cannot be dropped keeps the session. After that the work is given up,
+    /// and the session is released although the work may still act. Default: `None`, for as long as the work lives.
     pub fn stuck_limit(&self) -> Option<Duration> {
         self.stuck_limit
     }
@@ -93,7 +93,7 @@ impl Timing {
         (self.ttl / 30).min(Duration::from_secs(1))
     }
 
-    /// How long the database may be away, at the worst moment, without any run being lost:
+    /// How long the database may be away without any run being lost, even if the outage begins at the worst moment:
     /// `ttl − safety_margin − 1.1·renew_interval − renew_timeout − longest_backoff`.
     ///
     /// At least ttl/3 with the defaults.
@@ -104,27 +104,27 @@ impl Timing {
             .saturating_sub(self.longest_backoff())
     }
 
-    /// How long after a statement was sent its grant is trusted at the longest.
+    /// The longest time that a grant is trusted after its statement was sent.
     pub(crate) fn trusted_after_grant(&self) -> Duration {
         self.ttl.saturating_sub(self.safety_margin)
     }
 
-    /// Work that was told of a loss is gone this long afterwards (assumption A4).
+    /// How long after trust has ended the work must be gone (assumption A4).
     pub(crate) fn loss_grace(&self) -> Duration {
         self.safety_margin / 2
     }
 
-    /// The bound on one attempt to acquire, which may repeat within [`acquire_timeout`](Self::acquire_timeout).
+    /// The bound on one attempt to acquire. Attempts repeat within [`acquire_timeout`](Self::acquire_timeout).
     pub(crate) fn acquire_attempt_timeout(&self) -> Duration {
         (self.ttl / 5).min(Duration::from_secs(5)).min(self.acquire_timeout)
     }
 
-    /// The bound on one statement that only looks, or sweeps.
+    /// The bound on one query: inspect, list, sweep, probe, or a request to stop.
     pub(crate) fn query_timeout(&self) -> Duration {
         (self.ttl / 5).clamp(Duration::from_millis(500), Duration::from_secs(5))
     }
 
-    /// How long the server may wait for one lock.
+    /// How long a statement may wait for one lock on the server.
     pub(crate) fn lock_timeout(&self) -> Duration {
         (self.ttl / 30)
             .clamp(Duration::from_millis(50), Duration::from_millis(500))
@@ -142,7 +142,7 @@ impl Settings {
     const LEAST_TTL: Duration = Duration::from_secs(1);
     const GREATEST_TTL: Duration = Duration::from_secs(24 * 3600);
     const GREATEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
-    /// Shorter, and an ordinary round trip or a busy machine would look like an outage.
+    /// If a duration were shorter, an ordinary round trip or a busy machine would look like an outage.
     const LEAST_PART: Duration = Duration::from_millis(20);
 
     pub(crate) fn check(&self) -> Result<Timing, ConfigError> {
@@ -209,7 +209,7 @@ fn between(
     Err(ConfigError::OutOfBounds { setting, value, least, greatest, bounds })
 }
 
-/// The row counts in milliseconds.
+/// Cuts a duration to whole milliseconds, because the row counts in milliseconds.
 fn whole_millis(duration: Duration) -> Duration {
     Duration::from_millis(duration.as_millis().try_into().unwrap_or(u64::MAX))
 }
@@ -232,7 +232,7 @@ pub enum ConfigError {
         /// The bounds as a rule.
         bounds: &'static str,
     },
-    /// A single failed attempt would lose the lease.
+    /// There is no time for three attempts to renew before trust ends.
     #[error(
         "renew_interval {renew_interval:?} and renew_timeout {renew_timeout:?} leave no room for three attempts: \
          1.1·renew_interval + 3·renew_timeout + two pauses is {needed:?}, but trust lasts ttl − safety_margin = \

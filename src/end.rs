@@ -1,4 +1,4 @@
-//! Why runs end, and how.
+//! Why and how runs end.
 
 use std::{fmt, time::Duration};
 
@@ -16,24 +16,24 @@ pub enum EndReason {
     Dropped,
     /// The work panicked, or the supervisor's own actor did.
     Panicked,
-    /// Somebody asked for it.
+    /// Somebody asked the run to stop.
     Stopped {
-        /// Who, for people.
+        /// Who asked, for people.
         by: Option<String>,
-        /// In their words. As JSON it is called `why`, since `reason` is the name of the end itself there.
+        /// Why, for people. In JSON this field is called `why`, because `reason` names the kind of end there.
         #[cfg_attr(feature = "serde", serde(rename = "why"))]
         reason: Option<String>,
     },
     /// The supervisor was shut down.
     Shutdown,
-    /// The run has had all the time it was given.
+    /// The run reached a limit that it was given.
     TimedOut {
         /// Which limit it reached.
         limit: Limit,
     },
     /// Another run has the session, or its row was deleted.
     Superseded,
-    /// The database's clock passed the lease's last safe instant before a renewal arrived.
+    /// A renewal came too late: by the database's clock, the lease had expired or was inside its safety margin.
     Expired,
     /// Trust ran out while the database did not confirm a renewal.
     Unconfirmed,
@@ -54,13 +54,14 @@ pub struct Ended {
     pub gave_up: bool,
 }
 
-/// A limit on a run that no renewal prolongs: renewals prove that a process lives, not that work advances.
+/// A limit on a run. Renewals do not extend it, because they prove only that a process lives, not that its work
+/// advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Limit {
-    /// The whole run may take this long, time in suspend included.
+    /// The whole run may take this long. Time in suspend counts.
     #[cfg_attr(
         feature = "serde",
         serde(
@@ -70,7 +71,7 @@ pub enum Limit {
         )
     )]
     MaxDuration(Duration),
-    /// The work may go this long without a [`beat`](crate::RunContext::beat), time in suspend included.
+    /// The work may go this long without a [`beat`](crate::RunContext::beat). Time in suspend counts.
     #[cfg_attr(
         feature = "serde",
         serde(
@@ -83,13 +84,13 @@ pub enum Limit {
 }
 
 impl EndReason {
-    /// Whether the session was lost, rather than given up.
+    /// Whether the run lost the session, rather than releasing it.
     pub fn is_loss(&self) -> bool {
         matches!(self, Self::Superseded | Self::Expired | Self::Unconfirmed)
     }
 
-    /// Whether another run may hold the session already, so that what still acts has no grace. Trust that merely ran
-    /// out ([`Unconfirmed`](Self::Unconfirmed)) ends earlier than the lease.
+    /// Whether another run may already hold the session, so that work which still acts has no grace. `false` for
+    /// [`Unconfirmed`](Self::Unconfirmed): trust ends before the lease does.
     pub fn is_certain_loss(&self) -> bool {
         matches!(self, Self::Superseded | Self::Expired)
     }
@@ -135,5 +136,5 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// For work that hands on, with `?`, why a [`Task`](crate::Task) of it was cut short.
+/// Lets work return with `?` why one of its [`Task`](crate::Task)s was cut short.
 impl std::error::Error for EndReason {}

@@ -1,4 +1,4 @@
-//! One small error per operation; each says what the caller may conclude.
+//! One small error type per operation. Each error says what the caller may conclude.
 
 use std::{fmt, time::Duration};
 
@@ -17,29 +17,29 @@ use crate::{
 pub enum AcquireError {
     /// Another run holds the session. Certain: nothing was acquired.
     ///
-    /// A session that this process has lost is refused here too, until the work of the lost run has ended: then the
-    /// holder is that run, with no time left.
+    /// A session that this process has lost is refused too, until the work of the lost run has ended. The holder is
+    /// then the lost run, with no time left.
     #[error("{0}")]
     Busy(Box<Busy>),
-    /// The database gave no usable answer in time. Uncertain: the session may have been acquired for this
-    /// request. If so it is being given back in the background, and expires within one ttl at the latest.
+    /// The database gave no usable answer in time. Uncertain: the session may have been acquired for this request. If
+    /// so, it is being released in the background, and expires within one ttl at the latest.
     #[error("it is not known whether the session was acquired: {0}")]
     Unavailable(StoreError),
-    /// The database could not be reached, or the row was locked, for as long as the request may take. Certain:
-    /// nothing was acquired. Asking again later may help.
+    /// The database could not be reached, or the row was locked, for the whole time of the request. Certain: nothing
+    /// was acquired. Asking again later may help.
     #[error("the session was not acquired: {0}")]
     NotAcquired(StoreError),
     /// The request cannot succeed as things are. Certain: nothing was acquired.
     #[error(transparent)]
     Refused(StoreError),
-    /// The supervisor is draining, or shutting down. Certain: nothing was acquired, and never will be by this
-    /// supervisor; ask another one.
+    /// The supervisor is draining or shutting down. Certain: nothing was acquired. This supervisor will never acquire
+    /// anything again: ask another one.
     #[error("the supervisor is draining and takes no new runs")]
     Draining,
-    /// The supervisor's thread has ended. If the request had been sent, its lease expires within one ttl.
+    /// The supervisor's thread has ended. If the request was sent, a lease that it acquired expires within one ttl.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// The holder's label or the phase cannot be stored. Certain: nothing was asked.
+    /// The holder's label or the phase cannot be stored. Certain: nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidText),
 }
@@ -50,13 +50,13 @@ impl AcquireError {
         !matches!(self, Self::Unavailable(_) | Self::Closed(_))
     }
 
-    /// Whether asking this supervisor again, later and with the same request, may succeed.
+    /// Whether the same request to this supervisor may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Busy(_) | Self::Unavailable(_) | Self::NotAcquired(_))
     }
 
-    /// A fair time to wait before asking again: [`Busy::retry_after`] where the session is held, a second where the
-    /// database did not answer. `None` where waiting does not help.
+    /// A fair time to wait before asking again: [`Busy::retry_after`] if the session is held, and a second if the
+    /// database did not grant in time. `None` if waiting does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy(busy) => Some(busy.retry_after()),
@@ -64,7 +64,7 @@ impl AcquireError {
         }
     }
 
-    /// The refusal, when another run holds the session.
+    /// The refusal, if another run holds the session.
     pub fn busy(&self) -> Option<&Busy> {
         match self {
             Self::Busy(busy) => Some(busy),
@@ -85,13 +85,13 @@ impl Busy {
         Self { holder }
     }
 
-    /// Who holds it, as known when the request was refused.
+    /// Who held the session when the request was refused.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// A fair time to wait before asking again: what is left of the lease in whole seconds, but 1 to 5. The holder
-    /// may release earlier, and may renew for ever.
+    /// A fair time to wait before asking again: what is left of the lease, rounded up to whole seconds, at least 1 s
+    /// and at most 5 s. The holder may release earlier, or may renew for ever.
     pub fn retry_after(&self) -> Duration {
         let left = self.holder.expires_in.as_millis().div_ceil(1_000);
         Duration::from_secs(left.clamp(1, 5).try_into().unwrap_or(5))
@@ -115,7 +115,7 @@ impl fmt::Display for Busy {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// Durations that cannot work.
+    /// Durations that cannot work together.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The holder's label cannot be stored.
@@ -124,7 +124,7 @@ pub enum StartError {
     /// The database cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The way to the database and back takes so long that every run would be granted and then lost.
+    /// A round trip to the database takes so long that every run would be granted and then lost.
     #[error(
         "a round trip to the database {location} takes {round_trip:?}, but a renewal has only {renew_timeout:?}, and \
          needs {needed:?}; {}",
@@ -133,23 +133,23 @@ pub enum StartError {
     SlowLine {
         /// Which database.
         location: String,
-        /// The quickest of several.
+        /// The quickest of several round trips.
         round_trip: Duration,
         /// The setting.
         renew_timeout: Duration,
-        /// What it must be at least.
+        /// The least value of the setting that would work.
         needed: Duration,
     },
-    /// The limits of this process, its user or the machine are too low for a supervisor: nothing was asked of the
+    /// The limits of this process, its user or the machine are too low for a supervisor. Nothing was sent to the
     /// database.
     #[error(transparent)]
     Shortage(#[from] Shortage),
-    /// The operating system gave no thread.
+    /// The supervisor's thread could not be started.
     #[error("the supervisor's thread could not be started: {0}")]
     Thread(String),
 }
 
-/// The ttl that gives a renewal so much time.
+/// The remedy: which settings give a renewal this much time.
 fn longer(needed: Duration) -> String {
     let (parts, longest) = (Timing::RENEW_TIMEOUTS_IN_A_TTL, Timing::LONGEST_DEFAULT_RENEW_TIMEOUT);
     match needed <= longest {
@@ -161,7 +161,7 @@ fn longer(needed: Duration) -> String {
     }
 }
 
-/// Why a session could not be looked at, or rows not be swept.
+/// Why sessions could not be read, or rows could not be swept.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueryError {
@@ -173,19 +173,19 @@ pub enum QueryError {
     Closed(#[from] Closed),
 }
 
-/// Why nobody is known to have been asked to stop.
+/// Why a request to stop is not known to have reached a run.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StopError {
     /// The database gave no usable answer, or the row stayed locked. If the error is
-    /// [uncertain](StoreError::is_uncertain), the run may have been asked all the same. Asking again does no harm when
-    /// the run is named.
+    /// [uncertain](StoreError::is_uncertain), the run may have been asked all the same. Asking again does no harm if
+    /// the request names the run.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The supervisor's thread has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// Who asks, or why, cannot be stored. Certain: nobody was asked.
+    /// The name of who asks, or the reason, cannot be stored. Certain: nobody was asked.
     #[error(transparent)]
     Invalid(#[from] InvalidText),
 }
@@ -199,16 +199,18 @@ impl From<QueryError> for StopError {
     }
 }
 
-/// The supervisor's thread has ended: it was shut down, or it failed. All its runs were cancelled. Or this process is a
-/// fork of the one that the supervisor lives in: then nothing was asked, and nothing has changed there.
+/// The supervisor has ended, because it was shut down or has failed. All its runs were cancelled.
+///
+/// This is also the answer in a fork of the process that the supervisor lives in. Then nothing was sent, and nothing
+/// has changed in that process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the supervisor has ended, or lives in the process that this one was forked from; start another one")]
 pub struct Closed;
 
 /// Work in a scope did not complete under a held lease.
 ///
-/// The value of work that returned after the run had ended is kept in here: it was computed, but the session
-/// may have been somebody else's by then.
+/// If the work returned a value after the run had ended, the error keeps the value. Another run may have held the
+/// session by then.
 #[must_use]
 #[derive(Clone)]
 pub struct ScopeError<T> {
@@ -226,12 +228,12 @@ impl<T> ScopeError<T> {
         &self.ended.reason
     }
 
-    /// How the run ended, as far as it was known when the scope returned: a release goes on in the background.
+    /// How the run ended, as far as it was known when the scope returned. A release may still go on in the background.
     pub fn ended(&self) -> &Ended {
         &self.ended
     }
 
-    /// What the work returned after the run had ended; `None` when it was dropped before it returned.
+    /// What the work returned after the run had ended. `None` if it was dropped before it returned.
     pub fn into_value(self) -> Option<T> {
         self.value
     }
@@ -246,7 +248,7 @@ impl<T> ScopeError<T> {
         (self.ended, self.value)
     }
 
-    /// The error without the value: for `?` where the value is not `Send`, not `'static`, or is not wanted.
+    /// The error without the value. For use with `?` when the value is not `Send`, not `'static`, or not wanted.
     ///
     /// ```
     /// # async fn example(run: tenure::Run) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {

@@ -1,4 +1,4 @@
-//! What happens to runs, told to whoever listens.
+//! Events: what happens to runs, for listeners.
 
 use std::{pin::pin, time::Duration};
 
@@ -53,7 +53,7 @@ pub enum RunEvent {
         /// How long it may still act if no renewal is confirmed.
         #[cfg_attr(feature = "serde", serde(rename = "trusted_for_ms", serialize_with = "millis"))]
         trusted_for: Duration,
-        /// What the last attempt met; `None` when it has not been answered at all yet, or its row was locked.
+        /// The error of the last attempt. `None` if it has not been answered yet, or if its row was locked.
         #[cfg_attr(feature = "serde", serde(serialize_with = "as_text"))]
         cause: Option<StoreError>,
     },
@@ -62,19 +62,19 @@ pub enum RunEvent {
         /// Which run.
         run: RunRef,
     },
-    /// The run was told to stop; its work has its grace.
+    /// The run was told to stop. Its work has its grace.
     Stopping {
         /// Which run.
         run: RunRef,
         /// Why.
         reason: EndReason,
     },
-    /// The work has outlived its grace. The lease is kept until it ends, or trust does.
+    /// The work has outlived its grace. The lease is kept until the work ends or trust ends.
     Stuck {
         /// Which run.
         run: RunRef,
     },
-    /// The run holds its session no more. After a loss its work may still be ending.
+    /// The run no longer holds its session. After a loss its work may still be ending.
     Ended {
         /// Which run.
         run: RunRef,
@@ -90,12 +90,13 @@ pub enum RunEvent {
     Missed(u64),
 }
 
-/// What an actor of the host is told: see [`LeaseSupervisorBuilder::events`](crate::LeaseSupervisorBuilder::events).
+/// An event is a message to an actor of the host: see
+/// [`LeaseSupervisorBuilder::events`](crate::LeaseSupervisorBuilder::events).
 impl actix::Message for RunEvent {
     type Result = ();
 }
 
-/// Events kept for a slow listener; beyond, the oldest are dropped and counted.
+/// How many events are kept for a slow listener. Beyond that the oldest are dropped and counted.
 const KEPT: usize = 1024;
 const KEPT_OF_ONE_RUN: usize = 64;
 
@@ -114,22 +115,22 @@ impl EventSender {
     }
 
     pub(crate) fn send(&self, event: RunEvent) {
-        // An error only says that nobody listens.
+        // An error means only that nobody listens.
         let _ = self.0.send(event);
     }
 
-    /// Where handles subscribe. It does not keep the events going when all who send have ended.
+    /// Where handles subscribe. A source does not keep the channel open after the last sender is gone.
     pub(crate) fn source(&self) -> EventSource {
         EventSource(self.0.downgrade())
     }
 }
 
-/// Where events can be listened to, as long as somebody sends.
+/// Where listeners subscribe to events.
 #[derive(Debug, Clone)]
 pub(crate) struct EventSource(broadcast::WeakSender<RunEvent>);
 
 impl EventSource {
-    /// Ends when nobody sends any more, and may be polled after its end.
+    /// A stream of the events from now on. It ends when the last sender is gone, and may be polled after its end.
     pub(crate) fn subscribe(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         let events = self.0.upgrade().map(|sender| sender.subscribe());
         // Without `fuse`, an unfold that is polled after its end panics.
@@ -149,8 +150,9 @@ impl EventSource {
     }
 }
 
-/// Tells an actor, one event at a time, until nobody sends any more or the actor has ended. What happens while it is
-/// busy is kept by the sender; when the supervisor is over, which waits for nobody, its mailbox is given the rest.
+/// Sends events to an actor, one at a time, until the stream or the actor has ended. While the actor is busy, the
+/// channel keeps the events. When the supervisor ends, it waits for no actor: all remaining events go into the mailbox
+/// at once.
 pub(crate) async fn forward(
     mut events: impl Stream<Item = RunEvent> + Unpin,
     to: Recipient<RunEvent>,
@@ -161,7 +163,7 @@ pub(crate) async fn forward(
             Either::Left((Ok(()), _)) => {}
             Either::Left((Err(_ended), _)) => return,
             Either::Right((_, unanswered)) => {
-                // Dropped, it would be withdrawn from the mailbox if the actor has not come to it yet.
+                // Dropping the request would withdraw the event from the mailbox if the actor has not handled it yet.
                 std::mem::forget(unanswered);
                 break;
             }

@@ -1,11 +1,12 @@
-//! Fence gates: what refuses a late writer at a resource.
+//! Fence gates refuse late writers at a resource.
 //!
-//! A lease says who may start. It cannot keep a run that has lost it from writing to a resource elsewhere: the resource has to
-//! look for itself. Every run has a [`FencingToken`] that is greater than that of every earlier run of its session. The
-//! writer sends it along. The resource remembers the greatest one per session, and refuses smaller ones. An equal one passes,
-//! because one run writes many times. `docs/fencing.md` says when this is needed.
+//! A lease decides which run may start. It cannot keep a run that has lost it from writing to a resource elsewhere. The
+//! resource has to check for itself. Every run has a [`FencingToken`], its fence, that is greater than that of every
+//! earlier run of its session. The writer sends its fence with each write. The resource remembers the greatest fence
+//! per session, and refuses smaller ones. An equal fence passes, because one run writes many times. `docs/fencing.md`
+//! says when this is needed.
 //!
-//! None of this needs a [`LeaseSupervisor`](crate::LeaseSupervisor), or a database of leases.
+//! A gate needs neither a [`LeaseSupervisor`](crate::LeaseSupervisor) nor the database of the leases.
 //!
 //! | the resource is | use |
 #![cfg_attr(
@@ -19,8 +20,8 @@
 )]
 //! | the very database that holds the leases | no gate: [`pin`](crate::RunContext::pin) |
 //!
-//! Fences of different sessions cannot be compared, so a gate keeps one per session. If several sessions write to one resource,
-//! a gate is not enough.
+//! Fences of different sessions cannot be compared, so a gate keeps one fence per session. If several sessions write to
+//! one resource, a gate is not enough.
 
 use std::{
     collections::HashMap,
@@ -69,17 +70,18 @@ pub use table::{SQLITE, SQLITE_TABLE};
 /// # Ok::<(), tenure::InvalidText>(())
 /// ```
 ///
-/// # What it has forgotten
+/// # After a restart
 ///
-/// A new gate does not know what was written before it started. For a fence that was issued after its start, it
-/// [vouches](Self::vouches_from): a later run could only have written since then, and the gate would know. For an older fence,
-/// it cannot know whether a later run wrote before the start. It says so with every answer ([`Admitted::is_vouched`]), or
-/// refuses the fence ([`strict`](Self::strict)) until the session is acquired again. A gate that is
-/// [given back](Self::restore) what it knew has forgotten nothing.
+/// A new gate does not know what was written before it started. It [vouches](Self::vouches_from) for a fence that was
+/// issued after its start: a later run can only have written since then, and the gate would know. For an older fence,
+/// the gate cannot know whether a later run wrote before the start. It then says so in its answer
+/// ([`Admitted::is_vouched`]), or, if it is [`strict`](Self::strict), refuses the fence until the session is acquired
+/// again. A gate that is [restored](Self::restore) from a snapshot has forgotten nothing.
 ///
-/// Fences are microseconds since 1970 by the clock of the database that grants. The gate compares them with its own clock. If
-/// that is behind, start the gate [later](Self::starting_at) by as much. A database whose clock was stepped back issues
-/// fences that are ahead of its clock, until the clock has caught up. A gate that starts in that time vouches for too much.
+/// Fences are microseconds since 1970 by the clock of the database that grants. The gate compares them with its own
+/// clock. If the gate's clock is behind, [start the gate later](Self::starting_at) by as much. After its clock was set
+/// back, a database issues fences that are ahead of that clock, until the clock has caught up. A gate that starts in
+/// that time vouches for too much.
 #[derive(Clone)]
 pub struct FenceGate {
     known: Arc<Mutex<HashMap<SessionKey, Arc<Known>>>>,
@@ -92,7 +94,8 @@ pub struct FenceGate {
 struct Known {
     /// The greatest fence that was admitted.
     highest: AtomicI64,
-    /// The fence whose writes may be under way. Those of smaller fences are over. Each write under way holds a read lock.
+    /// The fence whose writes may be under way. Writes with smaller fences are over. Each write under way holds a read
+    /// lock.
     entered: Arc<RwLock<i64>>,
 }
 
@@ -108,13 +111,14 @@ impl FenceGate {
         Self::starting_at(SystemTime::now())
     }
 
-    /// The same, but it vouches from this instant on. It should be now, plus as much as the granting database's clock may be
-    /// ahead of ours.
+    /// A gate that knows nothing yet, and vouches for fences that are issued from `instant` on. `instant` should be
+    /// now, plus as much as the granting database's clock may be ahead of the local clock.
     pub fn starting_at(instant: SystemTime) -> Self {
         Self::vouching_from(micros(instant))
     }
 
-    /// A gate that knows all that another one [knew](Self::snapshot). So it vouches for every fence.
+    /// A gate that knows everything that is in a [snapshot](Self::snapshot) of another gate. So it vouches for every
+    /// fence.
     pub fn restore(known: impl IntoIterator<Item = (SessionKey, FencingToken)>) -> Self {
         let gate = Self::vouching_from(0);
         for (key, fence) in known {
@@ -127,16 +131,18 @@ impl FenceGate {
         Self { known: Arc::default(), vouches_from: Arc::new(AtomicI64::new(fence)), is_strict: false }
     }
 
-    /// Refuses fences for which the gate cannot vouch. Whoever comes with one has to acquire the session again.
+    /// Makes the gate refuse fences for which it cannot vouch. A writer with such a fence has to acquire the session
+    /// again.
     #[must_use]
     pub fn strict(mut self) -> Self {
         self.is_strict = true;
         self
     }
 
-    /// Admits a write and, in the same step, refuses smaller fences of this session from now on.
+    /// Admits a write. From then on, smaller fences of this session are refused.
     ///
-    /// The write itself comes later, and a later run may write before it. If that matters, use [`enter`](Self::enter).
+    /// The write itself comes afterwards, and a later run may write before it. If that matters, use
+    /// [`enter`](Self::enter).
     ///
     /// # Errors
     /// [`Refused`], which says which fence was seen. A refused fence is not remembered.
@@ -145,17 +151,18 @@ impl FenceGate {
         self.admit_known(&known, fence)
     }
 
-    /// Admits a write for as long as the answer is kept. A later run is admitted at once, but it enters only when every
-    /// [`Passage`] of earlier runs was dropped. So writes that are made under a passage are in the order of the fences.
+    /// Admits a write for as long as the returned [`Passage`] is kept. A later run is admitted at once, but it enters
+    /// only when every passage of earlier runs was dropped. So writes that are made under a passage are in the order of
+    /// the fences.
     ///
-    /// Any number of writes with the same fence may be under way together. A write that hangs keeps later runs waiting. So
-    /// bound it, and read what it needs from its client beforehand.
+    /// Any number of writes with the same fence may be under way together. A write that hangs keeps later runs waiting.
+    /// So give the write a time-out, and read what it needs from its client before you enter.
     ///
     /// # Errors
     /// [`Refused`], also when a later run was admitted while this waited.
     ///
     /// # Cancel safety
-    /// Dropping the future gives no passage. The fence stays remembered.
+    /// If the future is dropped, there is no passage. The fence stays remembered.
     pub async fn enter(&self, key: &SessionKey, fence: FencingToken) -> Result<Passage, Refused> {
         let known = self.known_if_vouched(key, fence)?;
         let admitted = self.admit_known(&known, fence)?;
@@ -178,19 +185,21 @@ impl FenceGate {
         (highest > 0).then(|| highest.into())
     }
 
-    /// The least fence for which the gate can vouch: it knows every greater fence of the same session that was ever admitted
-    /// here. Zero if it has forgotten nothing. Read as an instant, it is in microseconds since 1970.
+    /// The least fence for which the gate can vouch. From this fence on, the gate knows every greater fence of the same
+    /// session that was ever admitted here. Zero if the gate has forgotten nothing. The number is also an instant, in
+    /// microseconds since 1970.
     pub fn vouches_from(&self) -> FencingToken {
         self.vouches_from.load(Ordering::Acquire).into()
     }
 
-    /// Forgets sessions whose greatest fence was issued before this instant, to keep the gate small. Afterwards the gate vouches
-    /// only from this instant on. With a [strict](Self::strict) gate, the only loss is that older runs may not write any more.
+    /// Forgets sessions whose greatest fence was issued before this instant, to keep the gate small. Afterwards the
+    /// gate vouches only from this instant on. A [strict](Self::strict) gate loses nothing else than that older runs
+    /// can no longer write.
     pub fn forget_before(&self, instant: SystemTime) {
         let from = micros(instant);
         let mut known = self.lock();
         self.vouches_from.fetch_max(from, Ordering::AcqRel);
-        // A session that somebody is about to use is kept, and with it the order of its writes.
+        // Keep a session that is in use or about to be, because its entry keeps the order of its writes.
         known.retain(|_, known| {
             known.highest.load(Ordering::Acquire) >= from
                 || Arc::strong_count(known) > 1
@@ -198,8 +207,8 @@ impl FenceGate {
         });
     }
 
-    /// All that the gate knows, for [`restore`](Self::restore). Take it when the gate admits nothing any more: what it admits
-    /// later is not in it.
+    /// Everything that the gate knows, for [`restore`](Self::restore). Take the snapshot when the gate admits nothing
+    /// any more: what it admits later is not in the snapshot.
     pub fn snapshot(&self) -> Vec<(SessionKey, FencingToken)> {
         let known = self.lock();
         let fence = |known: &Known| known.highest.load(Ordering::Acquire);
@@ -210,7 +219,7 @@ impl FenceGate {
     fn known_if_vouched(&self, key: &SessionKey, fence: FencingToken) -> Result<Arc<Known>, Refused> {
         self.refuse_unvouched(fence)?;
         let known = self.known(key);
-        // The session may have been forgotten just before. If so, this notices.
+        // `forget_before` may have run in between. If so, `vouches_from` has moved, and this check notices it.
         self.refuse_unvouched(fence)?;
         Ok(known)
     }
@@ -262,13 +271,13 @@ impl fmt::Debug for FenceGate {
     }
 }
 
-/// The fence is the greatest that this gate has seen of its session.
+/// The gate has admitted a write: its fence is the greatest that the gate has seen for the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admitted {
     /// The fence.
     pub fence: FencingToken,
-    /// Whether it is certain that no later run has written before: see [`FenceGate`].
+    /// Whether it is certain that no later run has written here before: see [`FenceGate`].
     pub is_vouched: bool,
 }
 
@@ -281,7 +290,7 @@ pub struct Passage {
 }
 
 impl Passage {
-    /// How it was admitted.
+    /// How the write was admitted.
     pub fn admitted(&self) -> Admitted {
         self.admitted
     }
@@ -299,7 +308,7 @@ pub enum Refused {
         /// The greatest that was seen.
         seen: FencingToken,
     },
-    /// The gate has forgotten what was before, and is [strict](FenceGate::strict).
+    /// The gate does not know what was written before `from`, and is [strict](FenceGate::strict).
     #[error("the gate can vouch only from fence {from} on, and {fence} is older; acquire the session anew")]
     Unvouched {
         /// What was presented.

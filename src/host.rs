@@ -1,4 +1,4 @@
-//! Connections of the host application, on which it has a transaction open.
+//! Connections of the host application on which it has a transaction open.
 
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -7,7 +7,8 @@ mod sqlite;
 
 /// A connection of the host application: a `PgConnection` or `SqliteConnection` of sqlx, such as `&mut *transaction`.
 ///
-/// What tenure asks on it becomes a part of the open transaction. Without one, it is refused. This trait is sealed.
+/// The statements of tenure on it become a part of the open transaction. Without an open transaction they are refused.
+/// This trait is sealed.
 pub trait HostConnection: sealed::Statements {}
 
 pub(crate) mod sealed {
@@ -22,13 +23,13 @@ pub(crate) mod sealed {
     #[derive(Debug)]
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "a writer sees everything"))]
     pub enum FoundRun {
-        /// It holds the session, for as long as this by the database's clock.
+        /// The run holds the session, and `remaining` is left of its lease by the database's clock.
         Pinned {
             fence: i64,
             remaining: Duration,
         },
-        /// Nobody else has the session, or will have it before the transaction ends. This transaction cannot see whether
-        /// the lease has expired.
+        /// No other run has the session, or can have it before the transaction ends. This transaction cannot see
+        /// whether the lease has expired.
         Unsure {
             fence: i64,
         },
@@ -39,18 +40,18 @@ pub(crate) mod sealed {
         },
         /// There is no row.
         Gone,
-        /// Superseded or gone, just now.
+        /// Superseded or gone since the transaction's snapshot was taken.
         Lost,
     }
 
     /// What each backend can do in a transaction of the host.
     pub trait Statements: Send {
-        /// Whether nobody else, renewals included, can write while the transaction is open.
+        /// Whether nobody else can write while the transaction is open. That stops renewals too.
         const IS_ONLY_WRITER: bool;
 
         fn is_in_transaction(&mut self) -> BoxFuture<'_, Result<bool, sqlx::Error>>;
 
-        /// `schema` is PostgreSQL's.
+        /// `schema` is for PostgreSQL only.
         fn pin<'a>(
             &'a mut self,
             key: &'a SessionKey,
@@ -58,7 +59,7 @@ pub(crate) mod sealed {
             schema: &'a str,
         ) -> BoxFuture<'a, Result<FoundRun, sqlx::Error>>;
 
-        /// Remembers the fence, unless a greater one is known. Answers the greatest.
+        /// Remembers the fence, unless a greater one is known. Returns the greatest.
         fn remember<'a>(
             &'a mut self,
             key: &'a SessionKey,
@@ -69,10 +70,10 @@ pub(crate) mod sealed {
 
 pub(crate) use sealed::FoundRun;
 
-/// The schema in which PostgreSQL's leases are, unless the database's URL says otherwise.
+/// The schema that holds the leases on PostgreSQL, unless the database's URL names another.
 pub(crate) const SCHEMA: &str = "tenure";
 
-/// The statements, which hosts with other drivers can send, too: [`pin`](crate::pin) and
+/// The statements. Hosts with other drivers can send them too: [`pin`](crate::pin) and
 /// [`fence_gate`](crate::fence_gate) publish them, and say what they promise.
 pub(crate) mod sql {
     pub(crate) const PIN_POSTGRES: &str = include_str!("store/postgres/pin.sql");
@@ -92,7 +93,7 @@ pub(crate) mod sql {
 /// Whether the database has no such table.
 pub(crate) fn is_without_table(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| {
-        // 42P01: undefined_table, 3F000: invalid_schema_name. SQLite's code for it is that for everything.
+        // 42P01: undefined_table, 3F000: invalid_schema_name. SQLite has no code of its own for this, only the text.
         matches!(error.code().as_deref(), Some("42P01" | "3F000"))
             || error.message().starts_with("no such table")
     })

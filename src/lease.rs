@@ -11,12 +11,12 @@
 //! ```
 //!
 //! In `Draining`, `Killing` and `Stuck` the run is renewed until its work has ended. In `Ended` nothing is renewed any
-//! more. If the lease was lost, the work may still be ending then: it is killed at once where the loss is certain, and
-//! when its grace is over otherwise.
+//! more. If the lease was lost, the work may still be ending in that state. It is killed at once if the loss is
+//! certain, and when its grace is over otherwise.
 //!
-//! No I/O, no async, no clock: every input carries `now`, every output is an [`Action`] to be carried out by
-//! the run's actor. Every input first checks `now >= trusted_until` (invariant I3), so that no reply, however
-//! it is delayed or reordered, can revive a run.
+//! The machine does no I/O, is not async, and reads no clock. Every input carries `now`, and every output is an
+//! [`Action`] for the run's actor. Every input first checks `now >= trusted_until` (invariant I3), so a reply cannot
+//! revive a run, however late or out of order it comes.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -42,7 +42,7 @@ enum State {
     Draining {
         grace_until: BootInstant,
     },
-    /// Told to die at the end of its grace; not yet known to survive it.
+    /// The work was killed at the end of its grace. Whether it survives is not known yet.
     Killing {
         stuck_at: BootInstant,
     },
@@ -53,7 +53,7 @@ enum State {
     Ended,
 }
 
-/// The machine.
+/// The state machine of one run's lease.
 #[derive(Debug)]
 pub(crate) struct Lease {
     timing: Timing,
@@ -62,33 +62,33 @@ pub(crate) struct Lease {
     state: State,
     renewal: Call,
     release: Call,
-    /// Attempts ever made, so that an answer can be told from the answer to an earlier one.
+    /// Attempts ever made. The number tells an answer from the answer to an earlier attempt.
     attempts: u64,
     /// Unanswered attempts in a row.
     failures: u32,
     at_risk: bool,
     reason: Option<EndReason>,
     shown_stage: RunStage,
-    /// What the run says it is doing, until a renewal that carried it was confirmed.
+    /// The run's newest phase, until a renewal that carried it is confirmed.
     unshown_phase: Option<RunPhase>,
-    /// What the renewal in flight carries of it.
+    /// The phase that the renewal in flight carries.
     sent_phase: Option<RunPhase>,
-    /// When the run has had all the time it was given.
+    /// When the run reaches its limit on duration.
     over_at: Option<(BootInstant, Limit)>,
     silence: Option<Silence>,
     /// The work has ended, or was given up.
     work_ended: bool,
-    /// Set on loss: when the work is killed, until it was.
+    /// Set on loss, until the work is killed: when to kill it.
     kill_at: Option<BootInstant>,
-    /// Set on loss: when work that was killed and lives on is given up.
+    /// Set on loss: when to give up work that was killed and lives on.
     give_up_lost_at: Option<BootInstant>,
     finished: bool,
     actions: VecDeque<Action>,
 }
 
 impl Lease {
-    /// The lease of a run that was granted; `None` when its trust has passed already, in which case nothing
-    /// may be handed out (invariant I1).
+    /// The lease of a run that was granted. `None` when its trust has already ended: such a grant must not be handed
+    /// out (invariant I1).
     pub(crate) fn granted(
         timing: Timing,
         sent_at: BootInstant,
@@ -98,7 +98,7 @@ impl Lease {
     ) -> Option<Self> {
         let mut jitter = fastrand::Rng::with_seed(seed);
         let trusted_until = trust(&timing, sent_at, remaining);
-        // Runs that were granted together must not renew together.
+        // Spread the first renewals of runs that were granted together.
         let first = timing.renew_interval().mul_f64(0.6 + 0.5 * jitter.f64());
         (now < trusted_until).then(|| Self {
             timing,
@@ -124,7 +124,7 @@ impl Lease {
         })
     }
 
-    /// The end of trust. After the end it is whatever it was last; ask [`is_held`](Self::is_held).
+    /// The end of trust. After the run's end it keeps its last value.
     pub(crate) fn trusted_until(&self) -> BootInstant {
         self.trusted_until
     }
@@ -140,7 +140,7 @@ impl Lease {
         self.actions.pop_front()
     }
 
-    /// When [`on_timeout`](Self::on_timeout) wants to be called; `None` when only an input can bring news.
+    /// When [`on_timeout`](Self::on_timeout) is to be called. `None` when only another input can change anything.
     pub(crate) fn poll_timeout(&self) -> Option<BootInstant> {
         let trust_ends = (self.state != State::Ended).then_some(self.trusted_until);
         let state = match self.state {
@@ -163,7 +163,7 @@ impl Lease {
         [trust_ends, state, renewal, release].into_iter().flatten().min()
     }
 
-    /// Time has passed, or a clock may have jumped.
+    /// Time has passed, or a clock may have jumped: does everything that is due.
     pub(crate) fn on_timeout(&mut self, now: BootInstant) {
         self.check_trust(now);
         self.check_limits(now);
@@ -181,7 +181,7 @@ impl Lease {
         self.send_due(now);
     }
 
-    /// A renewal was answered, or will never be.
+    /// A renewal was answered, or never will be.
     pub(crate) fn on_renewal(&mut self, attempt: u64, renewal: Renewal, now: BootInstant) {
         self.check_trust(now);
         if let (State::Ended, Renewal::Lost(EndReason::Superseded)) = (self.state, &renewal) {
@@ -212,8 +212,8 @@ impl Lease {
         self.send_due(now);
     }
 
-    /// The work is to end: cancel it, and wait for it while renewals go on (invariant I6). Its grace is `stop_grace`
-    /// unless given, and a later request can only shorten it.
+    /// The work is to end: cancels it, and waits for it while renewals go on (invariant I6). Its grace is `stop_grace`
+    /// unless given. A later request can only shorten the grace.
     pub(crate) fn on_stop(&mut self, reason: EndReason, grace: Option<Duration>, now: BootInstant) {
         self.check_trust(now);
         match &mut self.state {
@@ -231,7 +231,7 @@ impl Lease {
         }
     }
 
-    /// The work has ended, for this reason if it is the first.
+    /// The work has ended. `reason` counts only if the run has no reason yet.
     pub(crate) fn on_work_ended(&mut self, reason: EndReason, now: BootInstant) {
         self.check_trust(now);
         if std::mem::replace(&mut self.work_ended, true) {
@@ -248,7 +248,7 @@ impl Lease {
         }
     }
 
-    /// Somebody has seen the end of trust before this machine did.
+    /// A reader of the shared state has seen trust end before this machine did.
     pub(crate) fn on_trust_gone(&mut self, now: BootInstant) {
         if self.state != State::Ended {
             self.lose(EndReason::Unconfirmed, now);
@@ -274,7 +274,7 @@ impl Lease {
         if self.work_ended {
             return self.finish_after_loss(now);
         }
-        // Work that was told before has had its time; other work has what assumption A4 leaves it.
+        // Work that was told to stop earlier gets no further grace. Other work gets the grace of assumption A4.
         let kill_at = if was_told { now } else { now.min(self.trusted_until) + self.timing.loss_grace() };
         self.kill_at = Some(kill_at);
         if is_certain {
@@ -284,8 +284,8 @@ impl Lease {
         }
     }
 
-    /// Invariant I13: whoever may hold the session now must not meet work of this run. Also where trust had ended
-    /// before this was known, and the work still has its grace.
+    /// Another run may hold the session now, and must not meet work of this run (invariant I13). This also ends the
+    /// grace of work whose trust ended before the loss was certain.
     fn be_overtaken(&mut self, now: BootInstant) {
         if self.work_ended {
             return;
@@ -302,8 +302,8 @@ impl Lease {
         self.give_up_lost_at = self.give_up_after(now + self.timing.loss_grace());
     }
 
-    /// The work has ended and the lease was lost before it was released. If the row may still be this run's,
-    /// one release is sent so that nobody has to wait for the ttl.
+    /// The work has ended, but the lease was lost before it was released. If the row may still belong to this run,
+    /// sends one release, so that the next run need not wait for the ttl to pass.
     fn finish_after_loss(&mut self, now: BootInstant) {
         match self.release {
             Call::InFlight { .. } => {}
@@ -338,13 +338,13 @@ impl Lease {
         }
     }
 
-    /// Knowingly, by the user's own limit: the work may still act, and the session is no longer kept for it.
+    /// Gives the session up because the user's `stuck_limit` says so, although the work may still act.
     fn give_up(&mut self, now: BootInstant) {
         self.work_ended = true;
         self.give_up_lost_at = None;
         self.actions.push_back(Action::GiveUp);
         match self.state {
-            // What could be lost was lost before: the row is left to expire.
+            // The lease was already lost: the row is left to expire.
             State::Ended => self.finish(),
             _ => self.begin_release(now),
         }

@@ -1,9 +1,9 @@
 //! Which run owns this session now, and until when?
 //!
 //! One chat session may be open on a desktop, in a browser and in several server processes at once. `tenure` lets
-//! at most one *run* work on it at a time: a run takes a time-bounded **lease** on `(account_id, session_id)` in
-//! PostgreSQL or SQLite, renews it while it works, and gives it back. A run that loses its lease is cancelled
-//! **before** another can start.
+//! at most one *run* work on it at a time. A run takes a time-bounded **lease** on `(account_id, session_id)` in
+//! PostgreSQL or SQLite, renews it while it works, and releases it at the end. A run that loses its lease is cancelled
+//! **before** another run can start.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -40,8 +40,8 @@
 //!
 //! # Guarantee
 //!
-//! Under the assumptions below, for one session no two runs hold a lease at the same time, and the token of each
-//! run is cancelled early enough for its work to have stopped before the database would let another run in.
+//! Under the assumptions below, no two runs hold the lease of one session at the same time. The token of each run is
+//! cancelled early enough for its work to stop before the database lets another run in.
 //!
 //! The time budget of one lease, with the defaults for a ttl of 30 s:
 //!
@@ -54,98 +54,107 @@
 //!
 //! # Assumptions
 //!
-//! - **A1** *One writable primary, and a commit that it acknowledged survives a failover.* With asynchronous
-//!   replication a failover may forget a lease that was granted moments before: two runs may then overlap until
-//!   the older one's next renewal, which finds its row gone. The newer run has the greater fence, as long as A2
+//! - **A1** *There is one writable primary, and a commit that it acknowledged survives a failover.* With asynchronous
+//!   replication, a failover may lose a lease that was granted moments before. Two runs may then overlap until the
+//!   older run's next renewal, which finds its row gone. The newer run has the greater fencing token, as long as A2
 //!   holds.
-//! - **A2** *The database's clock does not step forward by more than `safety_margin/4` within one ttl*, the
-//!   difference to a promoted standby's clock included. A greater step expires leases early; the holder learns of
-//!   it at its next renewal, and its work is ended at once. Steps back are harmless to ownership: they only keep a dead run's session closed for
-//!   longer.
-//! - **A3** *The local boot clock's rate is within 1 % of the database's.* A slower local clock would trust too
-//!   long; the safety margin absorbs up to 20 %.
-//! - **A4** *Work stops within `safety_margin/2` of its token's cancellation*, or presents its fencing token to the
-//!   resource that it writes. Async work in a [scope](Run::scope) is dropped by then. Work that blocks its thread
-//!   cannot be.
+//! - **A2** *The database's clock does not jump ahead by more than `safety_margin/4` within one ttl.* When a standby is
+//!   promoted, the difference between its clock and the old primary's counts as a jump. A larger jump makes leases
+//!   expire early. The holder learns this at its next renewal, and its work is then ended at once. A jump back never
+//!   gives a session to two runs. It only keeps the session of a dead run closed for longer.
+//! - **A3** *The local boot clock's rate is within 1 % of the database's.* A slower local clock would trust the lease
+//!   for too long. The safety margin absorbs a difference of up to 20 %.
+//! - **A4** *Work stops within `safety_margin/2` after its token is cancelled, or it presents its fencing token to
+//!   every resource that it writes.* Async work in a [scope](Run::scope) is dropped by then. Work that blocks its
+//!   thread cannot be dropped.
 //!
-//! Where an assumption breaks, a resource that keeps the greatest [`FencingToken`] it has seen per session, and
-//! refuses smaller ones, bounds the damage: no write of the older run is accepted after the first of the newer.
-//! [`fence_gate`] has such gates. In the database of the leases itself a transaction can do better, and
+//! Fencing bounds the damage where an assumption breaks. A resource keeps the greatest [`FencingToken`] that it has
+//! seen per session, and refuses smaller ones. It then accepts no write of the older run after the first write of the
+//! newer. [`fence_gate`] has such gates. In the database that holds the leases, a transaction can do better: it can
 //! [pin](RunContext::pin) its lease.
 //!
 //! # Not guaranteed
 //!
-//! - That a side effect already sent stops: an HTTP call, a command on another host. The lease rules who may start
-//!   next; check [`is_held`](RunContext::is_held) right before each side effect, and fence the resources that must refuse a late
-//!   writer.
-//! - Permission. Whether a caller may use a session is decided before [`acquire`](LeaseSupervisor::acquire); a lease is
-//!   not authentication.
-//! - Fairness. When a session becomes free, whoever asks first gets it.
+//! - That a side effect stops once it was sent, such as an HTTP call or a command on another host. The lease decides
+//!   only which run may start next. Check [`is_held`](RunContext::is_held) right before each side effect, and fence the
+//!   resources that must refuse a late writer.
+//! - Permission. Decide whether a caller may use a session before you call [`acquire`](LeaseSupervisor::acquire). A
+//!   lease is not authentication.
+//! - Fairness. When a session becomes free, the first request to reach the database gets it.
 //!
 //! # Invariants
 //!
-//! Their numbers are cited in the code that keeps them and in the tests that would catch their loss.
+//! The code that keeps an invariant, and the tests that would fail without it, cite its number.
 //!
 //! - **I1** *Only the database grants.* A run exists only after its grant has committed and while
 //!   `now < trusted_until`. Local memory may refuse, never grant.
 //! - **I2** *Local clocks only shorten trust.* Every grant and renewal returns `remaining = expires_at − clock`, both
-//!   read in the statement; `trusted_until = sent_at + min(remaining, ttl) − safety_margin`, where `sent_at` is the
-//!   local boot-clock instant just before the statement was sent. Instants of the database are never compared with
-//!   local ones.
-//! - **I3** *The end is final.* The token is cancelled exactly once, the first reason wins, and no later reply
-//!   revives the run. Every input first checks `now >= trusted_until`.
-//! - **I4** *Every write names its run.* Renew, release and a request to stop match the key **and** the run id; acquire
-//!   takes only a free or expired row. Zero rows is an outcome with a name.
-//! - **I5** *A renewal never revives an expired lease*, never extends one inside its safety margin, and never waits
-//!   behind another session's row.
-//! - **I6** *Release comes last*: cancel, keep renewing, the work and all that it started has ended, release. Work that
-//!   outlives its grace keeps the lease, visibly stuck, until it ends or trust does. Only a
-//!   [`stuck_limit`](LeaseSupervisorBuilder::stuck_limit), which is off by default, gives it up before, and says so.
-//! - **I7** *A grant always has an owner.* Whatever is dropped, cancelled or panics, at any await: a live run actor
-//!   renews the row, or the row is released, or nobody renews it and it expires.
+//!   read in the statement. From it follows `trusted_until = sent_at + min(remaining, ttl) − safety_margin`, where
+//!   `sent_at` is the local boot-clock instant just before the statement was sent. An instant of the database is never
+//!   compared with a local one.
+//! - **I3** *The end is final.* The token is cancelled exactly once, the first reason wins, and no later reply revives
+//!   the run. Every input first checks `now >= trusted_until`.
+//! - **I4** *Every write names its run.* Renew, release and a request to stop match the key **and** the run id. Acquire
+//!   takes only a free or expired row. An answer of zero rows is an outcome with a name.
+//! - **I5** *A renewal never revives an expired lease.* It never extends a lease that is inside its safety margin, and
+//!   it never waits behind another session's row.
+//! - **I6** *Release comes last.* The order is: cancel the token, keep renewing until the work and everything that it
+//!   started has ended, then release. Work that outlives its grace keeps the lease, and everybody sees it as stuck,
+//!   until the work ends or trust ends. Only a [`stuck_limit`](LeaseSupervisorBuilder::stuck_limit), which is off by
+//!   default, gives the session up earlier. The result of the run then says so.
+//! - **I7** *A grant always has an owner.* Any future may be dropped or cancelled at any await, and any task may panic.
+//!   In each case a live run actor renews the row, or the row is released, or nobody renews the row and it expires. If
+//!   the outcome of an acquire is unknown, or its caller has gone, the supervisor releases what the acquire may have
+//!   taken.
 //! - **I8** *Fencing tokens strictly increase per session*, across renewal, release, expiry, takeover and clean-up,
-//!   across steps of the database's clock, and across failover given A2.
-//! - **I9** *Unknown is not no.* A certain refusal is a value, a certain loss ends the run; a time-out or I/O error is
-//!   uncertainty: the run goes on at risk, retries, and ends at `trusted_until` at the latest.
+//!   across jumps of the database's clock, and across failover given A2.
+//! - **I9** *Unknown is not no.* A certain refusal is a value, and a certain loss ends the run. A time-out or an I/O
+//!   error is uncertain: the run goes on at risk, retries, and ends at `trusted_until` at the latest.
 //! - **I10** *Nothing starves renewals*: not acquires, not the application's pool, runtime or CPU-bound work, not a
-//!   slow listener, not thousands who watch, not one locked row. On SQLite one writer at a time is the database's
-//!   nature; its wait is bounded by a busy time-out shorter than `renew_timeout`.
-//! - **I13** *Certain that somebody else may be at work means no grace*: where the row is another run's, is gone, or has
-//!   expired, the work is dropped or killed as soon as that is known.
+//!   slow listener, not thousands of watchers, not one locked row. SQLite allows one writer at a time, so there a
+//!   renewal may wait for another writer. A busy time-out shorter than `renew_timeout` bounds that wait.
+//! - **I11** *Means before promise.* A session is granted only while the connections that will renew and release it are
+//!   open. Connecting has its own time-out, takes no time from a statement, and begins before a connection is needed.
+//!   If a connection cannot be had, the caller learns it before its work starts.
+//! - **I12** *What is incidental costs no lease*: labels, phases, reasons, hints, events, watchers. If one of them
+//!   fails, it fails alone.
+//! - **I13** *A certain loss leaves no grace.* Once it is known that the row belongs to another run, is gone, or is too
+//!   near its expiry to be renewed again, another run may be at work. This run's work is then dropped or killed at
+//!   once.
 //!
 //! # Reading the code
 //!
-//! `session`, `config` and `end` hold the values, [`store`] the contract with the database and its backends, `lease` the
-//! pure state machine of one run, `actor` the actors that carry out what it decides, `run` the guard that callers
-//! hold, `supervisor` the handle and its builder, `watch` what those see who watch. [`pin`] and [`fence_gate`] stand beside
-//! them: the former asks the row, in a transaction of the host's (`host`), the latter needs nothing of it. Every arrow goes from the handle down;
-//! the only ways back are a renewal's outcome to its run, a run's end to the registry, and hints, on which nothing
-//! depends.
+//! `ARCHITECTURE.md`, at the root of the sources, shows which part talks to which. It follows an acquire, a lost
+//! renewal and a stop through the files.
 //!
 //! # Other devices
 //!
-//! [`LeaseSupervisor::watch`] shows a session as it changes, and [`LeaseSupervisor::stop`] asks its run to stop, through whatever
-//! process of whatever machine. The request is recorded in the run's row and reaches the run with its next renewal at the
-//! latest. Hints make that milliseconds; they can be lost, and be switched [off](LeaseSupervisorBuilder::hints). On PostgreSQL they are
-//! sent in the commit of the request, and only where the holder listens: NOTIFY takes a lock of the whole database. What
-//! changes for watchers is never sent; they look.
+//! [`LeaseSupervisor::watch`] shows a session as it changes. [`LeaseSupervisor::stop`] asks the session's run to stop.
+//! Both work from any process on any machine that reaches the database. The request to stop is recorded in the run's
+//! row and reaches the run with its next renewal at the latest. A hint brings it within milliseconds. Hints can be
+//! lost, and can be switched [off](LeaseSupervisorBuilder::hints). On PostgreSQL the commit of the request sends the
+//! hint, and only if the holder listens, because NOTIFY takes a lock on the whole database. Changes are never sent to
+//! watchers: they poll.
 //!
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
 //! - `tls-ring`, `tls-aws-lc-rs`, `tls-native`: TLS for PostgreSQL, by rustls with one of its two providers, or by the
-//!   system's library. None is on by default, since a program should have one provider: take the one that the rest of it
-//!   has. Where several are linked, rustls panics in whoever has it pick one, so the program picks first, by
-//!   `rustls::crypto::…::default_provider().install_default()` in its `main`. Without any of them, `sslmode=require` and
-//!   stronger are refused, and `prefer` connects without TLS. `cli` has `tls-ring`.
-//! - `process`: child processes of a run, [`RunContext::child`], and process trees of your own, [`process`]. Unix only.
-//! - `diagnosis`: for operators and their tools, how fit a database is to judge leases, [`diagnosis`].
-//! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code; its module's page has
-//!   whole tests to start from.
-//! - `tower`: the layer that refuses late writers in front of an HTTP service, [`fence_gate::FenceLayer`].
+//!   system's library. None is on by default, because a program should have only one provider: choose the one that the
+//!   rest of your program uses. If several providers are linked, rustls panics when it has to choose. The program then
+//!   has to choose first, with `rustls::crypto::…::default_provider().install_default()` in its `main`. Without any of
+//!   these features, `sslmode=require` and stronger modes are refused, and `prefer` connects without TLS. `cli` turns
+//!   on `tls-ring`.
+//! - `process`: child processes of a run ([`RunContext::child`]) and process trees of your own ([`process`]). Unix
+//!   only.
+//! - `diagnosis`: checks for operators and their tools whether a database is fit to hold leases ([`diagnosis`]).
+//! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code. The module's page has
+//!   complete tests to start from.
+//! - `tower`: a layer that refuses late writers in front of an HTTP service ([`fence_gate::FenceLayer`]).
 //! - `cli`: the command `tenure`.
-//! - `serde`: `Serialize` for what is told to others, and `Deserialize` for what a client reads of it: keys, ids, labels
-//!   and phases with the checks of their constructors, refusals ([`Busy`]), holders, states, requests to stop, and ends.
+//! - `serde`: `Serialize` for all that is shown to clients, and `Deserialize` for what a client reads: keys, ids,
+//!   labels and phases with the checks of their constructors, refusals ([`Busy`]), holders, states, requests to stop,
+//!   and ends.
 
 mod actor;
 mod apart;
@@ -200,13 +209,14 @@ pub use supervisor::{
 pub use text::{printable, printable_name, printable_path};
 pub use watch::{Observed, Standby};
 
-/// Applies the schema to the database of this URL, once, however many processes do so at the same time.
+/// Creates the schema in the database of this URL, or brings it up to date. Several processes may call this at the same
+/// time: the schema is applied once.
 ///
-/// Needed once for PostgreSQL, before the first [`LeaseSupervisor`]; a SQLite file gets its schema when it is created.
-/// Repeating it changes nothing. Works in any async runtime: it has a thread of its own.
+/// PostgreSQL needs this once before the first [`LeaseSupervisor`] starts. A SQLite file gets its schema when it is
+/// created. Repeated calls change nothing. The work is done on a thread of its own, so this works in any async runtime.
 ///
 /// # Errors
-/// [`StoreError`]; its text names the remedy.
+/// [`StoreError`]. Its text names the remedy.
 ///
 /// # Cancel safety
 /// The schema is applied as a whole or not at all.

@@ -1,33 +1,33 @@
-//! What the operating system still lets this process have: file descriptors, threads and memory.
+//! Checks whether the operating system gives this process enough file descriptors, threads and memory.
 //!
-//! A supervisor checks it when it starts, so that the process's limits are named before anything is granted, instead of
-//! being met in the middle of a lease. Nothing is kept for later: another part of the process may take it meanwhile.
+//! A supervisor checks this when it starts, so that a limit is reported before anything is granted, and not met in the
+//! middle of a lease. Nothing is reserved: another part of the process may use up the resources later.
 
 use std::{collections::TryReserveError, fmt, fs::File, hint::black_box, io, sync::mpsc, thread};
 
-/// What is wanted, all at the same time.
+/// The resources that are needed at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
     /// File descriptors.
     pub descriptors: usize,
-    /// Threads with stacks of Rust's usual size, 2 MiB.
+    /// Threads with stacks of Rust's default size, 2 MiB.
     pub threads: usize,
-    /// Bytes of address space besides the stacks of the threads.
+    /// Bytes of address space, in addition to the stacks of the threads.
     pub memory: usize,
 }
 
-/// What a supervisor takes at the most while nothing is wrong: its own thread, that of those who watch, and for each
-/// connection a descriptor or, on SQLite, a thread and up to two.
+/// The most that a supervisor uses while nothing is wrong: its own thread, the watchers' thread, and for each
+/// connection one descriptor or, on SQLite, one thread and up to two descriptors.
 pub(crate) const SUPERVISOR: Need = Need { descriptors: 28, threads: 12, memory: 16 << 20 };
 
 impl Need {
-    /// Takes all of it, and gives it back.
+    /// Takes all of these resources for a moment, and gives them back.
     ///
     /// # Errors
     /// [`Shortage`], which names the limit and the remedy.
     pub fn check(self) -> Result<(), Shortage> {
         self.try_descriptors()?;
-        // First, because what the C library maps for threads, stacks and heaps, stays mapped.
+        // Before the memory, because the stacks and heaps that the C library maps for threads stay mapped.
         self.try_threads()?;
         self.try_memory()
     }
@@ -44,7 +44,7 @@ impl Need {
                         had: had.len(),
                     });
                 }
-                // No such file here, or not for this user: then there is nothing to try it with.
+                // The file does not exist here, or this user may not open it: there is nothing to try with.
                 Err(_) => break,
             }
         }
@@ -52,7 +52,7 @@ impl Need {
     }
 
     fn try_memory(self) -> Result<(), Shortage> {
-        // Not touched, so it costs an entry in a table.
+        // The memory is not touched, so this costs only address space.
         let had = try_bytes(self.memory);
         had.map_err(|_| Shortage { resource: Resource::Memory, wanted: self.memory >> 20, had: 0 })
     }
@@ -62,7 +62,7 @@ impl Need {
         let mut result = Ok(());
         while had.len() < self.threads && result.is_ok() {
             let (end, ended) = mpsc::channel::<()>();
-            // It waits until the other side is dropped.
+            // The thread waits until `end` is dropped.
             match thread::Builder::new().name("tenure-trial".to_owned()).spawn(move || ended.recv().is_err())
             {
                 Ok(thread) => had.push((end, thread)),
@@ -75,7 +75,7 @@ impl Need {
         let (ends, threads): (Vec<_>, Vec<_>) = had.into_iter().unzip();
         drop(ends);
         for thread in threads {
-            // It cannot panic.
+            // The thread cannot panic.
             let _ = thread.join();
         }
         result
@@ -89,11 +89,11 @@ fn try_bytes(count: usize) -> Result<(), TryReserveError> {
     Ok(())
 }
 
-/// This process, its user or the whole machine may have no more of something. The text names the remedy.
+/// This process, its user or the whole machine has reached a limit. The text names the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortage {
     resource: Resource,
-    /// For memory in MiB.
+    /// In MiB for memory.
     wanted: usize,
     had: usize,
 }
@@ -101,7 +101,7 @@ pub struct Shortage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Resource {
     Descriptors,
-    /// Of the whole machine.
+    /// Open files of the whole machine.
     Files,
     Threads,
     Memory,
@@ -154,7 +154,7 @@ impl Resource {
     }
 }
 
-/// An error of the operating system, with the remedy where it is a limit.
+/// The text of an error of the operating system, with the remedy if the error is a limit.
 pub(crate) fn with_remedy(error: &io::Error) -> String {
     match remedy(error) {
         Some(remedy) => format!("{error}; {remedy}"),
@@ -162,7 +162,7 @@ pub(crate) fn with_remedy(error: &io::Error) -> String {
     }
 }
 
-/// What to do about an error of the operating system that is a limit of files or memory.
+/// The remedy for an error of the operating system, if the error is a limit on files or memory.
 pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
     let resource = match error.raw_os_error() {
         _ if is_of_descriptors(error) => Resource::of(error),
@@ -172,7 +172,7 @@ pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
     Some(resource.remedy())
 }
 
-/// Why a thread could not be started. Only there EAGAIN is a limit.
+/// Why a thread could not be started. EAGAIN means a limit here, and only here.
 pub(crate) fn no_thread(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(errno::AGAIN) => format!("{error}; {}", Resource::Threads.remedy()),
@@ -204,7 +204,7 @@ mod errno {
     pub(super) const NOMEM: i32 = Errno::NOMEM.raw_os_error();
 }
 
-/// No code of the operating system: none is ever zero.
+/// Placeholders that match no error: no error code is zero.
 #[cfg(not(unix))]
 mod errno {
     pub(super) const AGAIN: i32 = 0;

@@ -1,7 +1,7 @@
-//! Which process something belongs to.
+//! Tells whether a value belongs to this process, or was copied into it by a fork.
 
-/// The process that made a value. A fork has a copy of the value, and none of the threads that look after it: whoever
-/// asks there is answered at once instead of waiting for ever.
+/// The process that made a value. A fork has a copy of the value, but none of the threads that serve it. Calls in a
+/// fork therefore return at once, instead of waiting for ever.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin(u32);
 
@@ -10,7 +10,7 @@ impl Origin {
         Self(std::process::id())
     }
 
-    /// Costs one cheap call of the system. Takes no lock, which another thread may have held when the process forked.
+    /// Costs one cheap system call. Takes no lock, because another thread may have held it when the process forked.
     pub(crate) fn is_this_process(self) -> bool {
         std::process::id() == self.0
     }

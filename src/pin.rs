@@ -1,7 +1,7 @@
 //! Pinning: a transaction of the host that no other run can overtake.
 //!
-//! If the work writes to the database that has the leases in it, no fence is needed. The transaction itself can prove that its
-//! run still holds the session, and keep every other run from it until the transaction ends.
+//! If the work writes to the database that holds the leases, no fence is needed. The transaction itself can prove that
+//! its run still holds the session, and can keep every other run out of the session until the transaction ends.
 //!
 //! ```no_run
 //! # #[cfg(feature = "postgres")]
@@ -19,41 +19,44 @@
 //!
 //! # What it promises
 //!
-//! Once [`pin`](crate::RunContext::pin) has answered, no other run is granted the session until the transaction ends. It makes no
-//! difference whether the lease is released, expires, or would be taken over or cleaned up in the meantime. So whatever the
-//! transaction writes is committed before any later run begins. This does not depend on a clock, on this process being
-//! alive, or on any message reaching it.
+//! Once [`pin`](crate::RunContext::pin) has succeeded, no other run is granted the session until the transaction ends.
+//! This holds even if the lease is released or expires in the meantime, or would be taken over or swept. So everything
+//! that the transaction writes is committed before any later run begins. The promise does not depend on a clock, on
+//! this process being alive, or on any message reaching it.
 //!
-//! Pin in the outermost transaction, not in a nested one. Rolling back to a savepoint from before the pin gives the pin up.
+//! Pin in the outermost transaction, not in a nested one. Rolling back to a savepoint from before the pin gives the pin
+//! up.
 //!
 //! # PostgreSQL
 //!
-//! - It holds in read committed, repeatable read and serializable. In the latter two, a run may have lost its session after
-//!   the transaction's snapshot was taken. Then the pin fails with [`PinError::Lost`], which cannot say how it was lost, and
-//!   the transaction has failed. So pin first in a transaction: the error then says more, and no work was in vain.
-//! - Renewals of a pinned lease go on, and nobody waits for the pin. If a pinned lease has expired, an acquire is refused at
-//!   once (`Busy`, which names the last holder). A release or a sweep skips the row and comes back later. A transaction that is
-//!   left open keeps the session closed, so set `idle_in_transaction_session_timeout`.
-//! - It waits for another run's acquire that is under way. That is one statement, and the host's `lock_timeout` bounds the
-//!   wait.
-//! - It costs a row lock: the connection's role needs `USAGE` on schema `tenure`, and `SELECT` and `UPDATE` on
-//!   `tenure.session_lease`. (`UPDATE` on one column is enough:
-//!   `GRANT UPDATE (phase) ON tenure.session_lease TO app`.) A read-only transaction cannot pin.
-//! - Hosts with another driver, or in another language, can run the statement [`POSTGRES`] themselves: in the transaction, with
-//!   account, session and run id. Go on only if `verdict` is `pinned`. A transaction that is older than the last renewal may
-//!   get `unsure`, which the comments in the statement explain.
+//! - Pinning works in read committed, repeatable read and serializable. In the latter two, a run may have lost its
+//!   session after the transaction's snapshot was taken. Then the pin fails with [`PinError::Lost`], which cannot say
+//!   how the session was lost, and the transaction has failed. So pin first in a transaction: the error then says more,
+//!   and no work is wasted.
+//! - Renewals of a pinned lease go on, and nobody waits for the pin. If a pinned lease has expired, an acquire is
+//!   refused at once (`Busy`, which names the last holder). A release or a sweep skips the row and tries again later. A
+//!   transaction that is left open keeps the session closed, so set `idle_in_transaction_session_timeout`.
+//! - The pin waits for another run's acquire that is under way. That is one statement, and the host's `lock_timeout`
+//!   bounds the wait.
+//! - The pin takes a row lock. The connection's role needs `USAGE` on schema `tenure`, and `SELECT` and `UPDATE` on
+//!   `tenure.session_lease`. (`UPDATE` on one column is enough: `GRANT UPDATE (phase) ON tenure.session_lease TO app`.)
+//!   A read-only transaction cannot pin.
+//! - Hosts with another driver, or in another language, can run the statement [`POSTGRES`] themselves: in the
+//!   transaction, with account, session and run id. Go on only if `verdict` is `pinned`. A transaction that is older
+//!   than the last renewal may get `unsure`, which the comments in the statement explain.
 //!
 //! # SQLite
 //!
-//! It works from SQLite 3.42 on. With an older one, which a host may use beside sqlx, no lease is found to be held.
+//! Pinning works from SQLite 3.42 on. A host may use an older SQLite beside sqlx. With that, the statement finds no
+//! lease to be held.
 //!
 //! The leases and the host's tables must be in the same file. The statement, [`SQLITE`], is a write, which makes the
-//! transaction the file's only writer. Until it ends nobody else writes, and **no session in that file is renewed**. So a
-//! pinned transaction must be shorter than [`renew_timeout`](crate::Timing::renew_timeout) (ttl/10, at most
-//! 5 s); a warning is logged when less trusted time than that is left. Begin it with `BEGIN IMMEDIATE`
-//! (`pool.begin_with("BEGIN IMMEDIATE")`). Otherwise, a transaction that has read cannot become a writer if somebody else
-//! has written since, and fails with "database is locked". Acquires and releases of others wait for their turn, and are
-//! asked again.
+//! transaction the file's only writer. Until the transaction ends nobody else writes, and **no session in that file is
+//! renewed**. So a pinned transaction must be shorter than [`renew_timeout`](crate::Timing::renew_timeout) (ttl/10, at
+//! most 5 s). A warning is logged if less trusted time than that is left. Begin the transaction with `BEGIN IMMEDIATE`
+//! (`pool.begin_with("BEGIN IMMEDIATE")`). Otherwise, a transaction that has read cannot become a writer if somebody
+//! else has written since, and fails with "database is locked". Acquires and releases of others wait for their turn,
+//! and are retried.
 
 use std::time::Duration;
 
@@ -81,16 +84,16 @@ pub fn postgres_in(schema: &str) -> String {
     sql::pin_postgres_in(schema)
 }
 
-/// Pins the lease of a run that is known only by its id. This is [`RunContext::pin`](crate::RunContext::pin) for a process that
-/// works for a run and is not the one that holds it. On PostgreSQL, the leases are in schema `tenure`; for another one, see
-/// [`pin_in`].
+/// Pins the lease of a run that is known only by its id. This is [`RunContext::pin`](crate::RunContext::pin) for a
+/// process that works for a run but does not hold it. On PostgreSQL, the leases are in schema `tenure`. For another
+/// schema, see [`pin_in`].
 ///
 /// # Errors
-/// [`PinError`]. A transaction that is older than the last renewal gets [`PinError::StaleSnapshot`]: only the holder's own
-/// process knows that the lease was renewed since.
+/// [`PinError`]. A transaction that is older than the last renewal gets [`PinError::StaleSnapshot`], because only the
+/// holder's own process knows that the lease was renewed since.
 ///
 /// # Cancel safety
-/// As for every query of sqlx: drop the transaction with it.
+/// As with every query of sqlx: if you drop the future, drop the transaction too.
 pub async fn pin<C: HostConnection + ?Sized>(
     connection: &mut C,
     key: &SessionKey,
@@ -115,7 +118,7 @@ pub async fn pin_in<C: HostConnection + ?Sized>(
     pin_trusted(connection, schema, key, run_id, || false).await
 }
 
-/// `is_trusted` says what the transaction cannot see: whether the lease was renewed in time.
+/// `is_trusted` tells what the transaction may not be able to see: whether the lease was renewed in time.
 pub(crate) async fn pin_trusted<C: HostConnection + ?Sized>(
     connection: &mut C,
     schema: &str,
@@ -141,13 +144,13 @@ pub(crate) async fn pin_trusted<C: HostConnection + ?Sized>(
     }
 }
 
-/// The run holds the session, and no other run will before the transaction ends.
+/// The run holds the session, and no other run can hold it before the transaction ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pinned {
     /// The run's fencing token.
     pub fence: FencingToken,
-    /// How long the lease lasts without a renewal, by the database's clock when it was pinned. `None` where the
+    /// How long the lease lasts without another renewal, by the database's clock when it was pinned. `None` if the
     /// transaction's snapshot is older than the last renewal.
     pub remaining: Option<Duration>,
 }
@@ -167,21 +170,22 @@ pub enum PinError {
     /// The lease has expired, and nobody has taken the session over yet.
     #[error("the lease has expired; roll back")]
     Expired,
-    /// No run holds the session: the lease was given back, or its row was removed after it had expired.
+    /// No run holds the session: the lease was released, or its row was removed after it had expired.
     #[error("the lease was given back, or has expired and was removed; roll back")]
     Released,
-    /// The lease was given back or taken over after this transaction began; its snapshot cannot show which.
+    /// The lease was released or taken over after this transaction began. Its snapshot cannot show which.
     #[error("the lease was given back or taken over since this transaction began; roll back")]
     Lost,
-    /// The run has ended, by what its own process knows.
+    /// The run's own process knows that the run has lost its session.
     #[error("the run has ended: {0}; roll back")]
     Ended(EndReason),
-    /// This transaction is older than the lease's last renewal, and nothing in it can show whether the lease has expired.
+    /// This transaction is older than the lease's last renewal, so nothing in it can show whether the lease has
+    /// expired.
     #[error(
         "this transaction's snapshot is too old to show the lease; roll back, and pin first thing in a new one"
     )]
     StaleSnapshot,
-    /// No transaction is open on this connection: a pin would end with its own statement.
+    /// No transaction is open on this connection. A pin would end with its own statement.
     #[error("no transaction is open on this connection; begin one, and pin in it")]
     NoTransaction,
     /// This database has no leases.
@@ -190,13 +194,13 @@ pub enum PinError {
          tenure::fence_gate ({0})"
     )]
     NoLeases(#[source] sqlx::Error),
-    /// The database's own error; the transaction has failed. It proves nothing about the lease.
+    /// An error of the database. The transaction has failed. This proves nothing about the lease.
     #[error("the lease could not be pinned: {0}")]
     Database(#[source] sqlx::Error),
 }
 
 impl PinError {
-    /// Whether it is certain that the run does not hold the session any more.
+    /// Whether the run has certainly lost the session.
     pub fn is_loss(&self) -> bool {
         matches!(self, Self::Superseded { .. } | Self::Expired | Self::Released | Self::Lost | Self::Ended(_))
     }

@@ -28,16 +28,15 @@ pub use tasks::Task;
 
 use tasks::WorkEntry;
 
-/// A session, held by this run: the guard of a granted lease.
+/// The guard of a granted lease: while it is held, this run has the session.
 ///
-/// Dropping it cancels the run at once and releases the session when all that was started through its
-/// [context](RunContext) has ended. For work that was wired to the [`token`](RunContext::token) by hand, dropping
-/// the guard is the statement that the work has ended (invariant I6). Use [`scope`](Self::scope) where that cannot be
-/// promised.
+/// Dropping the guard cancels the run at once. The session is released when everything that was started through the
+/// [context](RunContext) has ended. If you wire work to the [`token`](RunContext::token) yourself, dropping the guard
+/// states that this work has ended (invariant I6). Use [`scope`](Self::scope) if you cannot promise that.
 #[must_use = "dropping a run ends it and releases its session"]
 pub struct Run {
     context: RunContext,
-    /// What the guard stands for, until it has said that its work has ended.
+    /// The guard's entry among the run's work, until the guard has said that its own work has ended.
     entry: Option<WorkEntry>,
 }
 
@@ -48,8 +47,8 @@ impl Run {
         Self { context, entry: Some(entry) }
     }
 
-    /// What work under this run sees of it, for work that is not in a [`scope`](Self::scope). A context can be cloned and
-    /// starts sub-tasks and children; a guard cannot be cloned.
+    /// The context of this run, for work that is not in a [`scope`](Self::scope). A context can be cloned, and starts
+    /// sub-tasks and child processes. A guard cannot be cloned.
     ///
     /// ```compile_fail
     /// # fn example(run: tenure::Run) {
@@ -60,13 +59,13 @@ impl Run {
         self.context.clone()
     }
 
-    /// Ends the run as completed and gives the session back: the statement that its work has ended.
+    /// Ends the run as completed and releases the session. The call states that the caller's work has ended.
     ///
-    /// What was started through its [context](RunContext) and still works is told to end first. Returns when the
-    /// database has confirmed the release, or when trust ended first.
+    /// Sub-tasks and children that still work are told to end first. Returns when the database has confirmed the
+    /// release, or when trust has ended before that.
     ///
     /// # Cancel safety
-    /// The run ends when this is called; dropping the future only stops waiting.
+    /// The run ends when this is called. Dropping the future only stops waiting.
     #[must_use = "only awaiting it tells whether the session was given back"]
     pub fn release(mut self) -> impl Future<Output = Ended> + Send + 'static {
         let shared = self.context.shared.clone();
@@ -77,7 +76,7 @@ impl Run {
         }
     }
 
-    /// Ends the run for everybody at once; the session is released when all that works under it has ended.
+    /// Ends the run for everybody at once. The session is released when all work under the run has ended.
     fn end(&mut self, reason: EndReason) {
         let shared = self.context.shared.clone();
         if !shared.is_of_this_process() {
@@ -90,7 +89,7 @@ impl Run {
         }
     }
 
-    /// The guard's own work has ended; what it has started may go on.
+    /// Says that the guard's own work has ended. What that work has started may go on.
     fn say_returned(&mut self) {
         if let Some(entry) = self.entry.take() {
             entry.leave();

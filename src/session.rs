@@ -1,7 +1,7 @@
-//! The words of the protocol: which session, which run, which fence, who holds it.
+//! The values of the protocol: session keys, run ids, fencing tokens, holders.
 //!
-//! These are plain values. Text that people choose (keys, labels, phases) is checked once, when the value is made.
-//! All other code may rely on the bounds.
+//! These are plain values. Text that people choose (keys, labels, phases) is checked once, when the value is made. All
+//! other code may rely on the bounds.
 
 mod key;
 mod status;

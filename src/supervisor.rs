@@ -1,4 +1,4 @@
-//! The handle by which a program asks for sessions.
+//! The handle with which a program asks for sessions.
 
 use std::{
     fmt,
@@ -50,16 +50,16 @@ pub use stop::{Asked, StopAnswer, StopBuilder};
 
 /// Asks the database for sessions and looks after the runs that hold them.
 ///
-/// A cheap clone of a handle, usable from any thread and any async runtime. The supervisor itself lives on an
-/// operating-system thread of its own, with connections of its own; those who [watch](Self::watch) have another.
+/// This is a handle. It is cheap to clone, and works from any thread and any async runtime. The supervisor itself lives
+/// on its own operating-system thread, with its own connections. [Watching](Self::watch) uses a second thread.
 ///
-/// Dropping the last handle cancels every run and releases each session as its work ends. It waits for releases that are
-/// under way, for half a second at most, so that a `main` that returns right after a run has ended leaves no lease behind.
-/// It does not wait for work, nor in a spawned task, where it would hold up others: if the process exits before the
-/// releases, the leases expire. [`shutdown`](Self::shutdown) is the clean way.
+/// Dropping the last handle cancels every run and releases each session as its work ends. The drop waits for releases
+/// that are under way, for half a second at most, so that a `main` that returns right after a run has ended leaves no
+/// lease behind. It does not wait for work. In a spawned task it waits for nothing, because it would hold up other
+/// tasks. If the process exits before a release, the lease expires. [`shutdown`](Self::shutdown) is the clean way.
 ///
-/// After a `fork` the supervisor and its runs are the parent's. In the child every call is answered at once, with
-/// [`Closed`] or a run that is not held; start another supervisor there.
+/// After a `fork`, the supervisor and its runs belong to the parent. In the child every call returns at once, with
+/// [`Closed`] or with a run that is not held. Start another supervisor in the child.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -92,7 +92,7 @@ struct Inner {
     node: NodeId,
     location: String,
     host: Mutex<Option<Host>>,
-    /// No new runs are taken any more.
+    /// New runs are refused.
     is_closing: AtomicBool,
     report: Arc<OnceLock<ShutdownReport>>,
     origin: Origin,
@@ -105,25 +105,25 @@ struct Host {
 }
 
 impl LeaseSupervisor {
-    /// Starts to describe a supervisor on the database of this URL:
-    /// `postgres://user:password@host/database` or `sqlite://path/to/file.db`.
+    /// A builder for a supervisor on the database of this URL: `postgres://user:password@host/database` or
+    /// `sqlite://path/to/file.db`.
     pub fn builder(url: impl Into<String>) -> LeaseSupervisorBuilder {
         LeaseSupervisorBuilder::new(Authority::Url(url.into()))
     }
 
-    /// Starts to describe a supervisor on this store.
+    /// A builder for a supervisor on this store.
     pub fn builder_on(store: SharedStore) -> LeaseSupervisorBuilder {
         LeaseSupervisorBuilder::new(Authority::Store(store))
     }
 
-    /// Asks for a session. The request goes out when it is awaited.
+    /// Asks for a session. The request is sent when it is awaited.
     ///
     /// # Errors
     /// See [`AcquireError`](crate::AcquireError): `Busy` is certain, `Unavailable` is not.
     ///
     /// # Cancel safety
-    /// Dropping the future at any point leaves the session free: a grant that can no longer be delivered is
-    /// given back, and expires within one ttl if even that fails.
+    /// The future may be dropped at any point. A grant that can no longer be delivered is released. If the release
+    /// fails too, the lease expires within one ttl.
     pub fn acquire(&self, key: &SessionKey) -> AcquireBuilder {
         AcquireBuilder {
             supervisor: self.clone(),
@@ -143,9 +143,11 @@ impl LeaseSupervisor {
         self.inner()?.queries.ask(|reply| Query::Inspect(key.clone(), reply)).await
     }
 
-    /// Who has answered the last question of this supervisor, [`inspect`](Self::inspect) or [`list`](Self::list), if it
-    /// was not the server that takes writes; before the first question, who would. Always `None` unless it
-    /// [only looks](LeaseSupervisorBuilder::looking_only). Each answer says it, too; this is for one that is empty.
+    /// The standby that answered this supervisor's last [`inspect`](Self::inspect) or [`list`](Self::list). Before the
+    /// first query, the standby that would answer. `None` if the server that takes writes answers, and always `None`
+    /// unless the supervisor [only looks](LeaseSupervisorBuilder::looking_only).
+    ///
+    /// Each [`SessionStatus`] names its standby too. This method is for an answer that is empty.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer.
@@ -153,12 +155,12 @@ impl LeaseSupervisor {
         self.inner()?.queries.ask(Query::Standby).await
     }
 
-    /// Asks the run that holds a session to stop, whichever process on whichever machine it is in. The request goes out
+    /// Asks the run that holds a session to stop, in whatever process on whatever machine it is. The request is sent
     /// when it is awaited.
     ///
-    /// It is recorded in the run's row. A run of this supervisor hears of it at once; one of another within
-    /// milliseconds where hints arrive (see [`LeaseSupervisorBuilder::hints`]), and with its next renewal otherwise. A run that was
-    /// asked before its work began does not begin it.
+    /// The request is recorded in the run's row. A run of this supervisor is told at once. A run of another supervisor
+    /// is told within milliseconds if a hint arrives (see [`LeaseSupervisorBuilder::hints`]), and with its next renewal
+    /// otherwise. A run that is asked to stop before its work has begun does not begin it.
     ///
     /// # Errors
     /// See [`StopError`](crate::StopError).
@@ -182,35 +184,35 @@ impl LeaseSupervisor {
         StopBuilder { supervisor: self.clone(), key: key.clone(), run_id: None, by: None, reason: None }
     }
 
-    /// Watches a session: how it is now, and then what changes of its run, stage, phase and request to stop, and its
-    /// expiry. A lease that was merely renewed is no change. Ends with the supervisor.
+    /// Watches a session. The stream first says how the session is now, then each change of its run, its stage, its
+    /// phase or its request to stop, and its expiry. A renewal alone is no change. The stream ends with the supervisor.
     ///
-    /// It looks, and what comes and goes between two looks is not seen: a run that was asked to stop and has ended
-    /// before the next look is never shown as stopping, and a short one not at all. Whoever reads slowly misses what
-    /// was in between, too, and gets the latest. What must not miss anything listens to the [events](Self::events) of
-    /// the supervisor that runs it.
+    /// Watching polls, so what comes and goes between two polls is not seen. A run that ends before the next poll is
+    /// never shown as stopping, and a short run may not be shown at all. A slow reader misses what came in between, and
+    /// gets the latest state. A program that must see everything listens to the [events](Self::events) of the
+    /// supervisor that executes the run.
     ///
-    /// A change shows within half a second where somebody holds one of the watched sessions, within a second
-    /// otherwise, and sooner when the run is one of this supervisor's; on a slow line a round trip or two later, and
-    /// later still for thousands of sessions on a slow database. It never shows a holder beyond the last known expiry
-    /// of its lease, and says [`Unknown`](Observed::Unknown) within two seconds of losing the database; two seconds
-    /// after the database is back it is right again. Where every answer takes about a second or more, it is
-    /// `Unknown` in between; where it takes two, always.
+    /// A change shows within half a second if any of the watched sessions is held, within a second otherwise, and
+    /// sooner if the run belongs to this supervisor. On a slow line it takes a round trip or two longer, and longer
+    /// still for thousands of sessions on a slow database. A holder is never shown beyond the last known expiry of its
+    /// lease. The stream says [`Unknown`](Observed::Unknown) within two seconds after the database is lost, and is
+    /// right again within two seconds after it is back. If every answer takes about a second or more, the state is
+    /// `Unknown` in between; if every answer takes two seconds, it is always `Unknown`.
     ///
-    /// All that are watched share the statements, one for 500 at a time, over a connection and from a thread of their
-    /// own: no run waits for those who watch. Dropping the stream ends the watching.
+    /// All watched sessions share one connection, one thread, and one statement per 500 sessions. No run waits for a
+    /// watcher. Dropping the stream ends the watching.
     pub fn watch(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
         stream::iter(self.inner().ok().map(|inner| inner.watching.observe(key))).flatten()
     }
 
-    /// Starts to ask for many sessions, in key order.
+    /// Reads the state of many sessions, in key order. The request is sent when it is awaited.
     pub fn list(&self) -> ListBuilder {
         let page = Page { account: None, expired: false, after: None, limit: u32::MAX };
         ListBuilder { supervisor: self.clone(), page }
     }
 
-    /// Removes rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)); answers how many it
-    /// removed. Leaving them does no harm but take room: an expired row grants nothing.
+    /// Removes the rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)), and returns how
+    /// many it removed. Rows that are left only take room: an expired row grants nothing.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer; some rows may have been removed.
@@ -225,9 +227,9 @@ impl LeaseSupervisor {
         }
     }
 
-    /// What happens to the runs of this supervisor from now on. Ends when the supervisor does.
+    /// What happens to the runs of this supervisor from now on. The stream ends with the supervisor.
     ///
-    /// A slow listener delays nothing; it misses events, and is told how many.
+    /// A slow listener delays nothing. It misses events, and is told how many.
     pub fn events(&self) -> impl Stream<Item = RunEvent> + Send + Unpin + 'static + use<> {
         stream::iter(self.inner().ok().map(|inner| inner.events.subscribe())).flatten()
     }
@@ -242,14 +244,16 @@ impl LeaseSupervisor {
         self.inner.node
     }
 
-    /// Where the database is, for people: without credentials.
+    /// Where the database is, for people. The text has no credentials in it.
     pub fn location(&self) -> &str {
         &self.inner.location
     }
 
-    /// Whether a new run could be started now: nobody drains or shuts down this supervisor, and the database answers
-    /// and takes writes. For a readiness probe; it asks the database, within `ttl/5` (0.5 s to 5 s), and where it first has
-    /// to be connected to, within as long again.
+    /// Whether a new run could start now: this supervisor is not draining or shutting down, and the database answers
+    /// and takes writes. For a readiness probe.
+    ///
+    /// It asks the database, and waits for `ttl/5` at most (0.5 s to 5 s), connecting included. Behind another query
+    /// that is under way it may wait as long again.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -258,15 +262,17 @@ impl LeaseSupervisor {
         !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
     }
 
-    /// Whether new runs are refused, since [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.
+    /// Whether new runs are refused because [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.
     pub fn is_draining(&self) -> bool {
         self.inner.is_closing.load(Ordering::Relaxed)
     }
 
-    /// Takes no new runs from now on ([`AcquireError::Draining`](crate::AcquireError::Draining)) and lets the old ones
-    /// finish. Returns when the last of them has ended; bound the wait and [shut down](Self::shutdown) afterwards. What a
-    /// failed acquire may have taken may still be on its way back then; the shutdown sees to it.
-    /// There is no way back: start another supervisor.
+    /// Refuses new runs from now on ([`AcquireError::Draining`](crate::AcquireError::Draining)) and lets the present
+    /// runs finish. Returns when the last of them has ended. Bound the wait with a time-out, and [shut
+    /// down](Self::shutdown) afterwards: the shutdown also releases what a failed acquire may have taken, which the
+    /// drain does not wait for.
+    ///
+    /// A drain cannot be undone: start another supervisor.
     ///
     /// # Cancel safety
     /// The drain begins when this is first polled and goes on if the future is dropped.
@@ -279,12 +285,13 @@ impl LeaseSupervisor {
         let _ = is_drained.await;
     }
 
-    /// Ends the supervisor: new acquires are refused at once, every run is told `Shutdown`, and each session is
+    /// Ends the supervisor. New acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Work that has not ended after `grace` is dropped.
     ///
-    /// Returns when all is done, at the latest after `grace`, `safety_margin/2`, twice `renew_timeout`, and 1.5 s for a
-    /// pause between two releases and a database that does not answer a goodbye. A second call can only shorten the
-    /// grace; once the supervisor has ended, the answer is the same again.
+    /// Returns when all is done. That takes at most `grace`, `safety_margin/2`, twice `renew_timeout`, and 1.5 s
+    /// together; the 1.5 s are for a pause between two releases and for a database that does not answer when a
+    /// connection is closed. A second call can only shorten the grace. After the supervisor has ended, each call
+    /// returns the same report.
     ///
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.
@@ -294,12 +301,12 @@ impl LeaseSupervisor {
         let (reply, reported) = oneshot::channel();
         inner.is_closing.store(true, Ordering::Relaxed);
         inner.registry.do_send(Shutdown { grace, reply: Some(reply) });
-        // An error says that the supervisor has ended before: by a shutdown, or by a failure of its own.
+        // An error means that the supervisor has already ended, by a shutdown or by a failure.
         let _ = reported.await;
         let host = || inner.host.lock().unwrap_or_else(PoisonError::into_inner);
         let over = host().as_ref().map(|host| host.over.clone());
         if let Some(over) = over {
-            // The thread says so as its last word: joining it takes no time.
+            // This is the last thing that the thread does, so joining it takes no time.
             let _ = over.await;
             let thread = host().take().map(|host| host.thread);
             let _ = thread.map(JoinHandle::join);
@@ -309,7 +316,7 @@ impl LeaseSupervisor {
 }
 
 impl LeaseSupervisor {
-    /// What there is to ask, unless this is a fork of the process that it lives in.
+    /// The supervisor, or `Closed` in a fork of the process that started it.
     fn inner(&self) -> Result<&Inner, Closed> {
         self.inner.origin.is_this_process().then_some(&*self.inner).ok_or(Closed)
     }
@@ -331,7 +338,7 @@ impl Drop for Inner {
         }
         self.registry.do_send(Shutdown { grace: self.timing.stop_grace(), reply: None });
         let has_thread = self.host.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
-        // A task that blocks its thread may keep the very work from ending that is waited for.
+        // Blocking the thread of a task may keep the work on that thread from ending, and its release from being sent.
         if has_thread && tokio::task::try_id().is_none() {
             let (released, are_released) = mpsc::channel();
             self.registry.do_send(Farewell { released });
@@ -340,7 +347,7 @@ impl Drop for Inner {
     }
 }
 
-/// How long the last handle waits for releases under way.
+/// How long the drop of the last handle waits for releases under way.
 const LONGEST_FAREWELL: Duration = Duration::from_millis(500);
 
 /// Rows removed by one statement of a sweep.

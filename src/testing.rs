@@ -1,7 +1,7 @@
-//! For tests of code that holds sessions: a supervisor on an in-memory store, in virtual time.
+//! Tests code that holds sessions, with a supervisor on an in-memory store, in virtual time.
 //!
-//! [`simulate`] runs a test in a single-threaded actix system whose clock stands still until everybody waits,
-//! and then jumps to the next timer: an hour of renewals passes in milliseconds, and always in the same order.
+//! [`simulate`] runs a test in a single-threaded actix system. Its clock stands still until every task waits, and then
+//! jumps to the next timer. So an hour of renewals passes in milliseconds, and always in the same order.
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,22 +22,23 @@
 //! });
 //! ```
 //!
-//! What can be made to happen:
+//! A test can make these things happen:
 //!
-//! - *the database fails, or its answers are lost or late*: [`MemoryStore::set_fault`], [`MemoryStore::set_delay`],
-//!   and for renewals alone [`MemoryStore::fail_renewals`];
-//! - *one row is locked by a stranger*: [`MemoryStore::set_locked`]; *its statements are rejected*:
-//!   [`MemoryStore::set_rejected`];
-//! - *the lease is taken away*: [`MemoryStore::take_away`], [`MemoryStore::delete`];
-//! - *somebody asks the run to stop*: [`MemoryStore::request_stop`]; *and the run hears of it only with its next
-//!   renewal*: [`MemoryStore::set_hints_lost`], [`MemoryStore::break_listeners`];
-//! - *the machine sleeps*: [`SimClock::suspend`]; *a virtual machine is paused*: [`SimClock::pause`];
-//! - *the database's clock is stepped*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
+//! - *The database fails, or its answers are lost or late*: [`MemoryStore::set_fault`], [`MemoryStore::set_delay`], and
+//!   for renewals alone [`MemoryStore::fail_renewals`].
+//! - *Another transaction locks a row*: [`MemoryStore::set_locked`]. *The row's statements are rejected*:
+//!   [`MemoryStore::set_rejected`].
+//! - *The lease is taken away*: [`MemoryStore::take_away`], [`MemoryStore::delete`].
+//! - *Somebody asks the run to stop*: [`MemoryStore::request_stop`]. *The run learns it only with its next renewal*:
+//!   [`MemoryStore::set_hints_lost`], [`MemoryStore::break_listeners`].
+//! - *The machine sleeps*: [`SimClock::suspend`]. *A virtual machine is paused*: [`SimClock::pause`].
+//! - *The database's clock jumps*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
 //!
-//! Values that only a supervisor makes otherwise, for tests of code that handles them: [`busy`], [`holder`], [`ended`],
-//! [`run_ref`]. Their public fields can be changed afterwards.
+//! Some values are otherwise made only by a supervisor. For tests of code that handles them there are [`busy`],
+//! [`holder`], [`ended`] and [`run_ref`]. Their public fields can be changed afterwards.
 //!
-//! What came of it: [`MemoryStore::row`], [`MemoryStore::is_empty`], and the run's own [`Ended`](crate::Ended).
+//! To check the outcome, use [`MemoryStore::row`], [`MemoryStore::is_empty`], and the run's own
+//! [`Ended`](crate::Ended).
 //!
 #![doc = include_str!("../docs/testing.md")]
 
@@ -61,10 +62,10 @@ mod values;
 
 pub use values::{busy, ended, holder, run_ref};
 
-/// Runs a test in virtual time, on a fresh actix system on the current thread.
+/// Runs a test in virtual time, in a fresh actix system on the current thread.
 ///
 /// # Panics
-/// When the test does, and inside another actix system or tokio runtime.
+/// When the test panics, and inside another actix system or tokio runtime.
 pub fn simulate<T>(test: impl AsyncFnOnce(Simulation) -> T) -> T {
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -73,13 +74,13 @@ pub fn simulate<T>(test: impl AsyncFnOnce(Simulation) -> T) -> T {
     actix_rt::System::with_tokio_rt(runtime).block_on(async { test(Simulation::new()).await })
 }
 
-/// What a simulated test works with.
+/// The clocks and the database of a simulated test.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Simulation {
     /// The local clocks.
     pub clock: SimClock,
-    /// The database. Its clock follows the local wall clock, and can be stepped apart from it.
+    /// The database. Its clock follows the local wall clock, and can be made to jump apart from it.
     pub store: MemoryStore,
 }
 
@@ -90,8 +91,8 @@ impl Simulation {
         Self { clock, store }
     }
 
-    /// Describes a supervisor on this database and these clocks; start it with
-    /// [`start_here`](LeaseSupervisorBuilder::start_here). Several may share them, like several processes.
+    /// A builder for a supervisor on this database and these clocks. Start it with
+    /// [`start_here`](LeaseSupervisorBuilder::start_here). Several supervisors may share them, like several processes.
     pub fn supervisor(&self) -> LeaseSupervisorBuilder {
         LeaseSupervisor::builder_on(Arc::new(self.store.clone())).clock(Arc::new(self.clock.clone()))
     }
@@ -106,9 +107,9 @@ impl Simulation {
 #[derive(Debug, Clone)]
 pub struct SimClock {
     started: Instant,
-    /// Nanoseconds that the boot clock has counted and timers have not.
+    /// Nanoseconds that the boot clock has counted, but timers have not.
     suspended: Arc<AtomicU64>,
-    /// Nanoseconds that wall time has counted and the boot clock has not.
+    /// Nanoseconds that wall time has counted, but the boot clock has not.
     paused: Arc<AtomicU64>,
 }
 
@@ -117,12 +118,12 @@ impl SimClock {
         Self { started: Instant::now(), suspended: Arc::default(), paused: Arc::default() }
     }
 
-    /// The machine sleeps for this long: the boot clock and wall time go on, timers stand still.
+    /// Lets the machine sleep for this long: the boot clock and wall time go on, timers stand still.
     pub fn suspend(&self, duration: Duration) {
         self.suspended.fetch_add(nanos(duration), Ordering::Relaxed);
     }
 
-    /// A virtual machine is paused for this long, and told the right wall time afterwards.
+    /// Pauses the virtual machine for this long. Afterwards its wall time is set right.
     pub fn pause(&self, duration: Duration) {
         self.paused.fetch_add(nanos(duration), Ordering::Relaxed);
     }
@@ -144,7 +145,7 @@ impl Clock for SimClock {
     }
 }
 
-/// The machine has been up for a while when a simulation starts.
+/// The boot clock when a simulation starts: the machine has been up for a while.
 const BOOT_AT_START: Duration = Duration::from_secs(1_000);
 /// 2026-01-01T00:00:00Z.
 const WALL_AT_START: Duration = Duration::from_secs(1_767_225_600);
@@ -176,7 +177,7 @@ impl MachineCycle {
         Self { lease, now, ttl }
     }
 
-    /// One renewal: its timer fires, it is sent, and it is confirmed. Answers how many actions that took.
+    /// One renewal: its timer fires, it is sent, and it is confirmed. Returns how many actions that took.
     pub fn renew(&mut self) -> usize {
         use crate::lease::{Action, Renewal};
         let mut actions = 0;

@@ -1,11 +1,11 @@
-//! Text from strangers, as people read it: in a log line, on a terminal, in a table.
+//! Makes text from strangers safe to show to people: in a log line, on a terminal, in a table.
 
 use std::{borrow::Cow, path::Path};
 
-/// Text in which nothing is hidden, nothing moves the cursor, and nothing turns the direction of reading: control
-/// characters, bidirectional marks, blanks other than the ordinary one, and what has no width are shown escaped.
+/// Escapes everything in a text that is hidden, moves the cursor, or changes the reading direction: control characters,
+/// bidirectional marks, blanks other than the ordinary space, and characters without width.
 ///
-/// For people, not for parsing: a text that holds such an escape already looks the same.
+/// The result is for people, not for parsing: a text that already contains such an escape looks the same.
 ///
 /// ```
 /// assert_eq!(tenure::printable("bell\u{7}, caf\u{e9}, right\u{202e}left"), r"bell\u{7}, café, right\u{202e}left");
@@ -21,8 +21,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// A name, so that two names which differ look different: as [`printable`], and in quotes when it has a blank, a slash,
-/// a quote, a backslash, or anything that is escaped.
+/// Shows a name so that two different names look different. Like [`printable`], and in quotes if the name is empty or
+/// has a space, a slash, a quote, a backslash, or anything that is escaped.
 ///
 /// ```
 /// use tenure::printable_name;
@@ -57,19 +57,20 @@ fn escape(char: char) -> impl Iterator<Item = char> {
     char.escape_default()
 }
 
-/// Whether a character takes room of its own, or changes the look of the one before it.
+/// Whether a character is visible by itself, or changes the look of the character before it.
 fn is_seen(char: char) -> bool {
     match char {
         ' '..='~' => true,
-        // Joiners, fillers and selectors that have a category of what can be seen.
+        // Joiners, fillers and selectors are invisible, although their Unicode category says otherwise.
         '\u{034f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}' => false,
         '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{e0100}'..='\u{e01ef}' => false,
         char => is_printable(char),
     }
 }
 
-/// Neither a control or format character, nor a blank, nor one without a meaning: as the standard library has it, which
-/// says so only by what it escapes. Behind another character it leaves what combines with that as it is.
+/// Whether the standard library calls a character printable: it is no control or format character, no blank, and has a
+/// meaning. The library shows this only by what `escape_debug` escapes. After another character, it does not escape a
+/// combining one.
 fn is_printable(char: char) -> bool {
     let mut buffer = [b'x'; 5];
     let length = 1 + char.encode_utf8(&mut buffer[1..]).len();

@@ -1,31 +1,31 @@
-//! What those see who watch a session.
+//! What watchers of a session see.
 
 use std::time::SystemTime;
 
 pub use crate::session::Standby;
 use crate::session::{FencingToken, Holder, Label, RunId, RunPhase, RunStage, SessionStatus, StopRequest};
 
-/// A session as somebody sees it who watches it.
+/// A session as its watchers see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Observed {
-    /// The database has said so, and what it said still holds: no lease in it has passed its known expiry.
+    /// The database's last answer. It still holds: a lease in it has not passed its known expiry.
     Known(SessionStatus),
-    /// The database does not answer, or the lease it showed last would have expired by now: whether anybody holds the
-    /// session is not known.
+    /// It is not known whether anybody holds the session. The database does not answer, or the lease that it showed
+    /// last would have expired by now.
     Unknown {
-        /// What was known last: not how it is now. `None` when nothing was ever known.
+        /// The last known state. It need not be the present one. `None` if no state was ever known.
         last_known: Option<SessionStatus>,
-        /// When that was, or when the watching began, by the local wall clock.
+        /// When `last_known` was read, by the local wall clock. If it is `None`, when the watching began.
         #[cfg_attr(feature = "serde", serde(serialize_with = "crate::session::rfc3339"))]
         since: SystemTime,
     },
 }
 
 impl Observed {
-    /// What is known now.
+    /// The present state, if it is known.
     pub fn known(&self) -> Option<&SessionStatus> {
         match self {
             Self::Known(status) => Some(status),
@@ -33,7 +33,7 @@ impl Observed {
         }
     }
 
-    /// Whether somebody who looks would see no difference: a lease that was merely renewed is none.
+    /// Whether a watcher would see no difference. A renewal alone is no difference.
     pub(crate) fn shows_the_same_as(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Known(one), Self::Known(other)) => is_same(one, other),

@@ -1,4 +1,4 @@
-//! One request for a session on its way to the database and back.
+//! One request for a session: its attempts at the database, and the release of what it may have taken.
 
 use std::{
     pin::pin,
@@ -35,31 +35,31 @@ use crate::{
 pub(crate) enum AcquisitionEnd {
     /// The database granted; `sent_at` is when the granting statement was sent.
     Granted { sent_at: BootInstant, grant: Grant },
-    /// Certain: another run holds it.
+    /// Certain: another run holds the session.
     Busy(Box<Holder>),
-    /// No grant came in the time there was, for this reason.
+    /// No grant came in time, for this reason.
     Late(StoreError),
-    /// Certain: no grant can come as things are.
+    /// No attempt can succeed as things are, for this reason.
     Refused(StoreError),
 }
 
-/// The answer to the registry.
+/// The result of an acquisition, for the registry.
 #[derive(Debug, actix::Message)]
 #[rtype(result = "()")]
 pub(crate) struct Acquired {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
     pub(crate) end: AcquisitionEnd,
-    /// Attempts whose effect is unknown: each may still make a row.
+    /// The number of attempts whose effect is unknown. Each of them may still create a row.
     pub(crate) unknown: u32,
 }
 
-/// Asks until there is a certain answer or the time is up, always under the same run id, so that a repeated
-/// acquire is the same acquire.
+/// Asks the database until there is a certain answer or the time is up. All attempts use the same run id, so a repeated
+/// attempt is the same acquire.
 pub(crate) struct Acquisition {
     pub(crate) item: Acquire,
     pub(crate) lane: LaneAddr<Acquiring>,
-    /// What will renew and release.
+    /// The pools of the connections that the request and its run need.
     pub(crate) means: Vec<Pool>,
     pub(crate) timing: Timing,
     pub(crate) deadline: Instant,
@@ -71,7 +71,7 @@ pub(crate) struct Acquisition {
 }
 
 impl Acquisition {
-    /// Runs to its end in a task of its own; the registry hears of it whatever happens.
+    /// Runs in a task of its own. The registry gets a result in any case, even after a panic.
     pub(crate) fn spawn(self, registry: Recipient<Acquired>) {
         let (key, run_id, location) = (self.item.key.clone(), self.item.run_id, self.location.clone());
         actix_rt::spawn(async move {
@@ -102,8 +102,8 @@ impl Acquisition {
         (end, attempts.unknown + u32::from(attempts.sent.load(Ordering::Relaxed)))
     }
 
-    /// Nobody waits any more, and not even a statement under way was answered meanwhile. Its own time-out may be
-    /// seconds away, and would keep the session from others for as long.
+    /// Resolves a moment after the caller has gone. The statement under way has that moment to be answered. Waiting for
+    /// the statement's own time-out could keep the session from others for seconds.
     async fn long_abandoned(&self) {
         self.abandoned.cancelled().await;
         sleep(LONGEST_COMPENSATION_PAUSE).await;
@@ -137,7 +137,8 @@ impl Acquisition {
                 }
                 Err(error) if error.is_transient() => {
                     attempts.unknown += u32::from(error.is_uncertain() && answer.sent);
-                    // What was rolled back met somebody's lock: not again in a batch that has to wait with it.
+                    // The statement was rolled back because of a lock. The next attempt goes alone, so that no batch
+                    // waits for that lock with it.
                     alone = !error.is_uncertain();
                     attempts.last = Some(error.to_string());
                 }
@@ -148,7 +149,7 @@ impl Acquisition {
         self.unwanted()
     }
 
-    /// The connections that will renew and release are open before anything is granted (invariant I11).
+    /// Waits until the connections that will renew and release are open (invariant I11).
     async fn means(&self) -> Result<(), StoreError> {
         try_join_all(self.means.iter().map(Pool::ready)).await.map(drop)
     }
@@ -163,7 +164,7 @@ impl Acquisition {
         self.unavailable(format!("not granted within {:?}; last: {last}", self.timing.acquire_timeout()))
     }
 
-    /// What the request has waited for, if the run before has still to be released.
+    /// Why the earlier run of this process was not released, if the request has waited for that.
     fn unreleased(&self) -> Option<String> {
         let refusal = self.after.as_ref()?.release_refusal()?;
         Some(format!("the release of the run before was not confirmed: {refusal}"))
@@ -177,9 +178,9 @@ impl Acquisition {
 #[derive(Default)]
 struct Attempts {
     count: u32,
-    /// Whether the one under way has been sent.
+    /// Whether the statement of the present attempt has been sent.
     sent: Arc<AtomicBool>,
-    /// How many ended without an answer.
+    /// How many attempts were sent and got no answer.
     unknown: u32,
     last: Option<String>,
 }
@@ -191,18 +192,19 @@ impl Attempts {
     }
 }
 
-/// A run whose row must not stay: its acquire was not, or can no longer be, handed out.
+/// A run that has no owner: its acquire was not handed out, or no longer can be. Its rows must be released.
 pub(crate) struct Orphan {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
-    /// The most rows that its acquires can still make, one after the other.
+    /// The most rows that its attempts can still create, one after the other.
     pub(crate) rows: u32,
 }
 
-/// Asks for the orphan's release until all the rows it can have were deleted, or one ttl has passed since its
-/// last acquire can have been sent (invariant I7). One release is not enough: it may overtake the acquire that
-/// it is to undo. Only when time is up (`given_up`) there is one last attempt, and no more.
-/// Answers whether nothing of the orphan is left, as far as the database has said.
+/// Releases the orphan until all rows that it can have were deleted, or until one ttl has passed (invariant I7). One
+/// release is not enough, because it may reach the database before the acquire that it is to undo. Once `given_up` is
+/// cancelled there is only one last attempt.
+///
+/// Returns whether nothing of the orphan is left, as far as the database has said.
 pub(crate) async fn compensate(
     orphan: Orphan,
     lane: LaneAddr<Releasing>,
@@ -225,7 +227,7 @@ pub(crate) async fn compensate(
         }
         alone = matches!(outcome, Ok(ReleaseOutcome::Locked));
         not_found += u32::from(matches!(outcome, Ok(ReleaseOutcome::NotFound)));
-        // A row that has not come while the database answered comes late, if ever.
+        // The database has often answered that there is no row. The row comes late now, if ever: ask less often.
         let longest = match not_found {
             0..8 => LONGEST_COMPENSATION_PAUSE,
             _ => LONGEST_COMPENSATION_PAUSE.max(timing.ttl() / 10).min(Duration::from_secs(5)),
@@ -236,5 +238,5 @@ pub(crate) async fn compensate(
     true
 }
 
-/// A row is gone within a second of the database being reachable again.
+/// Short enough that an orphan's row is gone within a second after the database is reachable again.
 const LONGEST_COMPENSATION_PAUSE: Duration = Duration::from_millis(400);

@@ -1,4 +1,4 @@
-//! One call of the database: what its caller hears whatever happens, and the pause before the next call.
+//! One call of the database: it always ends with an answer or an error. Also the pause before the next call.
 
 use std::{panic::AssertUnwindSafe, time::Duration};
 
@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use crate::{lease, store::StoreError};
 
-/// Waits for the answer of a call for at most `within`. Silence and a panic are errors of the store like any other.
+/// Waits for the answer to a call for at most `within`. A time-out and a panic become a [`StoreError`].
 pub(crate) async fn answer<T>(
     location: &str,
     within: Duration,
@@ -17,7 +17,7 @@ pub(crate) async fn answer<T>(
     answered.unwrap_or_else(|_elapsed| Err(StoreError::silent(location, within)))
 }
 
-/// The same without a bound, for a caller that has one of its own.
+/// The same without a time-out, for a caller that has its own.
 pub(crate) async fn caught<T>(
     location: &str,
     call: impl Future<Output = Result<T, StoreError>>,

@@ -1,7 +1,7 @@
-//! Listening for requests to stop, while this process has a session or asks for one.
+//! Listens for requests to stop while this process has a session or asks for one.
 //!
-//! A hint says that there is something to read, and nothing depends on it: a request that nobody is told of reaches
-//! its run with the next renewal. Whenever hints may have been lost, the rows of all runs are read once.
+//! A hint says only that there is something to read. Nothing depends on hints: without one, a request reaches its run
+//! with the next renewal. Whenever hints may have been lost, the rows of all runs are read once.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
     store::{Bounds, Hint, Listener, SharedStore, StoreError},
 };
 
-/// What the task that listens works with.
+/// The task that listens, and what it works with.
 pub(crate) struct Hints {
     pub(crate) store: SharedStore,
     pub(crate) node: NodeId,
@@ -30,7 +30,7 @@ pub(crate) struct Hints {
     pub(crate) connect_timeout: Duration,
     /// How long the server may take to answer.
     pub(crate) patience: Duration,
-    /// How long it may say nothing until it is asked for a sign of life.
+    /// How long the connection may be silent before it is checked.
     pub(crate) silence: Duration,
     pub(crate) registry: Addr<Registry>,
     pub(crate) is_busy: watch::Receiver<bool>,
@@ -38,11 +38,11 @@ pub(crate) struct Hints {
 
 /// The longest pause between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How long the goodbye to the server may take.
+/// How long closing the connection may take.
 const GOODBYE: Duration = Duration::from_millis(300);
 
 impl Hints {
-    /// Listens until the supervisor is over.
+    /// Listens until the supervisor ends.
     pub(crate) async fn serve(mut self, over: CancellationToken) {
         let mut failures = 0;
         while let Some(true) = over.run_until_cancelled(self.until_busy()).await {
@@ -70,7 +70,7 @@ impl Hints {
         }
     }
 
-    /// `false` when the registry has ended.
+    /// Waits until there is a session. `false` when the registry has ended.
     async fn until_busy(&mut self) -> bool {
         self.is_busy.wait_for(|is_busy| *is_busy).await.is_ok()
     }
@@ -82,9 +82,9 @@ impl Hints {
         timeout(within, opening).await.unwrap_or_else(silent).map(Some)
     }
 
-    /// Reads what the hints have it, until they may be lost.
+    /// Follows the hints until the connection fails.
     async fn heed(&mut self, listener: &mut dyn Listener) -> StoreError {
-        // What was asked while nobody listened.
+        // Requests may have been recorded while nobody listened.
         self.look(None).await;
         loop {
             if !*self.is_busy.borrow_and_update() {
@@ -97,7 +97,7 @@ impl Hints {
                 Ok(Ok(None)) => {}
                 Ok(Ok(Some(Hint::Changed))) => self.look(None).await,
                 Ok(Ok(Some(Hint::Replaced))) => self.registry.do_send(ConfirmAll),
-                // Many may be asked at once: the next does not wait for this one.
+                // Many runs may be asked to stop at once, so do not wait until this one's row is read.
                 Ok(Ok(Some(Hint::Stop(run_id)))) => self.registry.do_send(LookForStops(Some(run_id))),
                 Ok(Err(error)) => return error,
                 Err(_elapsed) => {

@@ -1,20 +1,21 @@
 //! A lane: the one way from the actors to the database for one kind of statement.
 //!
-//! While a statement is in flight, requests gather; when it returns, all that
-//! gathered go out in the next. A lane at rest adds no delay: one request is one statement. Because renewals
-//! have a lane of their own, nothing else can be in their way (invariant I10).
+//! While a statement is in flight, requests gather. When it returns, the gathered requests go out in the next
+//! statement. An idle lane adds no delay: it sends a single request at once. Renewals have a lane of their own, so
+//! nothing else can be in their way (invariant I10).
 //!
-//! Each lane has two tracks. The *main* track carries batches. The *side* track, over connections of its own, carries
-//! what must hold nobody up: items that met a locked row, each alone, and batches that the database rejected, taken
-//! apart until the bad items are found. A session that was found to be bad does not ride with the others again before
+//! Each lane has two tracks. The *main* track carries batches. The *side* track has its own connections, and carries
+//! what must not hold up the others: items that met a locked row, each alone, and batches that the database rejected. A
+//! rejected batch is split until the bad items are found. A bad session does not go in a batch with others again before
 //! the database has accepted it ([`suspects`]).
 //!
-//! Connections come from a [`Pool`], which opens them ahead of need. A statement's time begins when it is sent; who
-//! waits for a connection waits no longer than a statement may take, and then learns why there is none.
+//! Connections come from a [`Pool`], which opens them before they are needed. A statement's time begins when it is
+//! sent. A request waits for a connection no longer than a statement may take, and then fails with the reason why there
+//! is none.
 //!
-//! A statement runs in a task of its own and is never dropped half-way, but at its time-out: then its
-//! connection is dropped with it. Every request is answered, whatever
-//! happens: a request that is dropped unanswered reads as "unavailable" (invariant I9).
+//! A statement runs in a task of its own. It is dropped half-way only at its time-out, and its connection is then
+//! dropped with it. Every request is answered: a request that is dropped unanswered reads as "unavailable" (invariant
+//! I9).
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -44,12 +45,12 @@ pub(crate) use track::{Acquiring, Releasing, Renewing, Verb};
 pub(crate) struct LaneAnswer<O> {
     /// The local boot clock just before the statement was sent (invariant I2).
     pub(crate) sent_at: BootInstant,
-    /// Whether it was sent at all. If not, nothing can have happened, whatever the outcome says.
+    /// Whether the statement was sent. If not, nothing can have happened in the database, whatever the outcome says.
     pub(crate) sent: bool,
     pub(crate) outcome: Result<O, StoreError>,
 }
 
-/// The way to a lane, for whoever has something to ask.
+/// The address of a lane, for those who send requests.
 pub(crate) struct LaneAddr<V: Verb> {
     addr: Addr<Lane<V>>,
     location: String,
@@ -62,9 +63,9 @@ impl<V: Verb> Clone for LaneAddr<V> {
 }
 
 impl<V: Verb> LaneAddr<V> {
-    /// Asks, and waits for the answer. The request is queued by the call itself.
+    /// Sends a request and waits for its answer. The call itself queues the request, before the future is polled.
     ///
-    /// Dropping the future withdraws a request that has not been sent; one that has been takes effect.
+    /// Dropping the future withdraws a request that has not been sent yet. A request that was sent takes effect.
     pub(crate) fn ask(
         &self,
         item: V::Item,
@@ -73,7 +74,7 @@ impl<V: Verb> LaneAddr<V> {
         self.ask_noting(item, alone, Arc::default())
     }
 
-    /// The same, and `sent` turns true when the statement goes out: for whoever may not wait for the answer.
+    /// The same for a caller that may not wait for the answer. `sent` becomes true when the statement is sent.
     pub(crate) fn ask_noting(
         &self,
         item: V::Item,
@@ -96,16 +97,16 @@ impl<V: Verb> LaneAddr<V> {
     }
 }
 
-/// What a lane works with.
+/// The settings and connections of a lane.
 #[derive(Clone)]
 pub(crate) struct LaneSettings {
     pub(crate) clock: SharedClock,
-    /// For one statement, and for the wait for a connection before it.
+    /// The bound on one statement. The wait for a connection before it has the same bound.
     pub(crate) attempt_timeout: Duration,
     pub(crate) longest_backoff: Duration,
-    /// A step of the database's clock by less is not reported.
+    /// A smaller jump of the database's clock is not reported.
     pub(crate) step_tolerance: Duration,
-    /// Keeps the thread until this lane has ended.
+    /// Keeps the supervisor's thread alive until this lane has ended.
     pub(crate) goodbyes: TaskTracker,
     pub(crate) main: Pool,
     pub(crate) side: Pool,
@@ -124,10 +125,10 @@ pub(crate) struct Lane<V: Verb> {
 #[rtype(result = "()")]
 struct Submit<V: Verb>(Request<V>);
 
-/// One item that somebody asks for.
+/// One item, and where its answer goes.
 struct Request<V: Verb> {
     item: V::Item,
-    /// In a statement of its own.
+    /// Goes in a statement of its own.
     alone: bool,
     sent: Arc<AtomicBool>,
     reply: oneshot::Sender<LaneAnswer<V::Outcome>>,
@@ -135,12 +136,12 @@ struct Request<V: Verb> {
 
 impl<V: Verb> Request<V> {
     fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
-        // Whoever does not wait any more has dropped the receiver.
+        // Fails if nobody waits for the answer any more.
         let _ = self.reply.send(LaneAnswer { sent_at: sent.at, sent: sent.was_sent, outcome });
     }
 }
 
-/// When a statement was sent, if it was, and answered.
+/// Whether and when a statement was sent, and when it was answered.
 #[derive(Clone, Copy)]
 struct Sent {
     was_sent: bool,
@@ -208,12 +209,12 @@ impl<V: Verb> Lane<V> {
         let (clock, within) = (self.settings.clock.clone(), self.settings.attempt_timeout);
         let Some(returning) = self.track(which).send(lent, clock, within) else { return };
         ctx.spawn(returning.into_actor(self).map(move |joined, lane, ctx| {
-            // A task that panicked has dropped its requests, which answers them, and its connection.
+            // If the task has panicked, the drop of its requests has answered them, and its connection is gone.
             lane.take_back(which, joined.ok(), ctx);
         }));
     }
 
-    /// Who has waited for a connection in vain is told why; nothing was sent.
+    /// Tells all waiting requests why there is no connection. Nothing was sent.
     fn fail_unsent(&mut self, which: Which, error: &StoreError) {
         let now = self.settings.clock.now();
         let track = self.track(which);
@@ -249,7 +250,7 @@ impl<V: Verb> Lane<V> {
                     request.answer(sent, Ok(outcome));
                 }
             }
-            // Something in the batch is to blame, and only that is to suffer.
+            // One item or a few are bad. Split the batch, so that only these fail.
             Err(error) if !error.is_uncertain() && batch.len() > 1 => {
                 tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; taken apart");
                 let are_all_suspects =
@@ -257,7 +258,7 @@ impl<V: Verb> Lane<V> {
                 let parts = suspects::apart(batch);
                 match are_all_suspects {
                     true => self.side.parts.extend(parts),
-                    // Most of them are in order, and go first.
+                    // Most of these items are good, so they go before the suspects.
                     false => parts.rev().for_each(|part| self.side.parts.push_front(part)),
                 }
             }

@@ -1,11 +1,11 @@
 //! Connections that are open before they are needed (invariant I11).
 //!
-//! A pool opens its connection ahead of need, in a task of its own and within a time-out of its own, so that no
-//! statement's time goes into connecting. A connection at rest is asked for a sign of life now and then: when it is
-//! lost, its successor is opened at once, not when the next statement wants it. Where the one connection is busy or
-//! silent while something urgent waits, a spare one is opened besides, and kept for a while.
+//! A pool opens its connection in a task of its own and with its own time-out, so that no statement spends its time on
+//! connecting. An idle connection is pinged now and then. When it is lost, the pool opens the next one at once, and
+//! does not wait for the next statement. If the connection in use is busy or silent while something urgent waits, the
+//! pool opens a spare connection and keeps it for a while.
 //!
-//! All of it lives on the supervisor's thread.
+//! All of this runs on the supervisor's thread.
 
 use std::{cell::RefCell, collections::VecDeque, pin::pin, rc::Rc, task::Waker, time::Duration};
 
@@ -30,20 +30,21 @@ pub(crate) use lent::Lent;
 pub(crate) use opening::{Opened, connect};
 use rest::{Idle, Minded};
 
-/// Connections for one purpose, or for all. Clones share them; when the last is dropped, they are closed.
+/// The connections for one kind of statement, or for all kinds. Clones share the connections. When the last clone is
+/// dropped, the connections are closed.
 #[derive(Clone)]
 pub(crate) struct Pool {
     inner: Rc<Inner>,
-    /// `None` in the pool's own tasks, which keep nothing open.
+    /// `None` in the pool's own tasks, so that they do not keep the pool open.
     _users: Option<Rc<DropGuard>>,
 }
 
 struct Inner {
     plan: PoolPlan,
     state: RefCell<State>,
-    /// For those who wait for a connection.
+    /// Wakes those who wait for a connection.
     changed: Notify,
-    /// Nobody uses it any more.
+    /// Cancelled when nobody uses the pool any more.
     over: CancellationToken,
 }
 
@@ -51,41 +52,43 @@ struct Inner {
 #[derive(Clone)]
 pub(crate) struct PoolPlan {
     pub(crate) store: SharedStore,
-    /// What the server may take for one statement.
+    /// How long the server may take for one statement.
     pub(crate) bounds: Bounds,
-    /// What each connection is made ready for.
+    /// The statements that each connection prepares when it is opened.
     pub(crate) verbs: &'static [VerbKind],
-    /// How many are kept open: at least so many, unless the pool rests.
+    /// The least number of connections that are kept open, unless the pool rests.
     pub(crate) kept: usize,
-    /// How many there are at most, spare ones included.
+    /// The greatest number of connections, spare ones included.
     pub(crate) most: usize,
-    /// For one attempt to connect.
+    /// The bound on one attempt to connect.
     pub(crate) connect_timeout: Duration,
-    /// How long an attempt may be silent until another is made besides, and a sign of life may take.
+    /// How long an attempt to connect may be silent before another is made beside it. Also the bound on one ping.
     pub(crate) patience: Duration,
     pub(crate) longest_backoff: Duration,
-    /// How long the one in use may be busy or silent, while something urgent waits, until there is a spare one.
+    /// How long the connection in use may be busy or silent, while something urgent waits, before a spare one is
+    /// opened.
     pub(crate) time_to_spare: Duration,
     /// How long a spare connection is kept after its last use.
     pub(crate) linger: Duration,
-    /// How often a connection at rest is asked for a sign of life.
+    /// How often an idle connection is pinged.
     pub(crate) check_interval: Duration,
-    /// Keeps the thread until the connections have said goodbye.
+    /// Keeps the supervisor's thread alive until the connections are closed.
     pub(crate) goodbyes: TaskTracker,
 }
 
 #[derive(Default)]
 struct State {
-    /// The one that was used last comes last.
+    /// In the order of their last use. The most recent comes last.
     idle: VecDeque<Idle>,
     lent: usize,
     is_opening: bool,
     is_resting: bool,
-    /// Connecting takes so long that a lost connection could not be replaced in time: a spare one is kept.
+    /// Connecting takes so long that a lost connection could not be replaced in time. A spare one is then kept open.
     is_slow: bool,
     waiting: usize,
-    /// Attempts to connect that have failed: in a row, and ever.
+    /// Attempts to connect that have failed in a row.
     failures: u32,
+    /// Attempts to connect that have ever failed.
     failed: u64,
     last_error: Option<StoreError>,
     not_before: Option<Instant>,
@@ -98,22 +101,23 @@ impl State {
     }
 }
 
-/// How much waits for a connection.
+/// How urgently a statement needs a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// It has its turn.
+    /// It waits for its turn.
     Patient,
-    /// A lease depends on it: another connection is opened if none comes free soon.
+    /// It cannot wait long: another connection is opened if none becomes free soon.
     Urgent,
 }
 
-/// An attempt to connect that has been silent for so long gets company, so that a database that is back is noticed soon.
+/// After this long without an answer, another attempt to connect is made beside the first, so that a database that is
+/// back is noticed soon.
 const LONGEST_SILENCE: Duration = Duration::from_millis(1_200);
-/// After a certain refusal, of a log-in say, the next attempt is not made sooner.
+/// The shortest pause after a certain refusal, for example of a login.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(500);
 
 impl Pool {
-    /// Opens nothing yet.
+    /// Makes a pool. It opens no connection yet.
     pub(crate) fn new(plan: PoolPlan) -> Self {
         let (goodbyes, over) = (plan.goodbyes.clone(), CancellationToken::new());
         let users = Some(Rc::new(over.clone().drop_guard()));
@@ -123,27 +127,27 @@ impl Pool {
         pool
     }
 
-    /// For a task of the pool itself.
+    /// A clone for a task of the pool itself.
     fn own(&self) -> Self {
         Self { inner: self.inner.clone(), _users: None }
     }
 
-    /// Opens what is to be kept open.
+    /// Ends the pool's rest, and opens the connections that it keeps.
     pub(crate) fn wake(&self) {
         self.inner.state.borrow_mut().is_resting = false;
         self.keep();
     }
 
-    /// Closes what is not in use, until it is needed again.
+    /// Closes the idle connections, and keeps none open until one is needed again.
     pub(crate) fn rest(&self) {
         self.inner.state.borrow_mut().is_resting = true;
         self.trim(Duration::ZERO);
     }
 
-    /// Waits until a connection is open, in use or not.
+    /// Waits until a connection is open. It may be in use.
     ///
     /// # Errors
-    /// Why the last attempt to open one has failed; further ones are made.
+    /// Why the last attempt to connect has failed. The pool goes on trying.
     pub(crate) async fn ready(&self) -> Result<(), StoreError> {
         self.follow();
         self.wake();
@@ -161,7 +165,7 @@ impl Pool {
         self.wait(urgency, Self::try_take).await
     }
 
-    /// A connection that is free.
+    /// Takes an idle connection, if there is one.
     pub(crate) fn try_take(&self) -> Option<Lent> {
         self.follow();
         let mut state = self.inner.state.borrow_mut();
@@ -175,7 +179,7 @@ impl Pool {
                 break;
             }
         }
-        // Those that are not free yet were polled on nobody's behalf.
+        // A connection that waits for its ping was polled with a no-op waker. The minder has to poll it again.
         let minder = state.minder.take();
         drop(state);
         minder.into_iter().for_each(Waker::wake);
@@ -183,7 +187,7 @@ impl Pool {
         taken
     }
 
-    /// Gives up connections to servers that another has taken the place of: what was granted there is not known here.
+    /// Drops idle connections to a server that is no longer in use. Its leases are not those of the server in use now.
     fn follow(&self) {
         let Some(server) = self.inner.plan.store.server_in_use() else { return };
         let is_old = |idle: &Idle| idle.server != server;
@@ -195,14 +199,14 @@ impl Pool {
         }
     }
 
-    /// Gives up the connections at rest, as one that was used has turned out to be dead: they may have died with it.
+    /// Drops the idle connections. Used when another connection turned out to be dead: they may have died with it.
     pub(crate) fn forget_idle(&self) {
         let forgotten = std::mem::take(&mut self.inner.state.borrow_mut().idle);
         drop(forgotten);
         self.keep();
     }
 
-    /// Opens a spare connection, unless there are as many as there may be: the one in use may be lost.
+    /// Opens a spare connection, unless one is idle or the pool is full: the connection in use may be lost.
     pub(crate) fn spare(&self) {
         let is_none_free = self.inner.state.borrow().idle.iter().all(|idle| idle.wanted.is_none());
         if is_none_free && self.open() < self.inner.plan.most {
@@ -210,7 +214,7 @@ impl Pool {
         }
     }
 
-    /// How long the one in use may be busy or silent until there is a spare one.
+    /// How long the connection in use may be busy or silent before a spare one is opened.
     pub(crate) fn time_to_spare(&self) -> Duration {
         self.inner.plan.time_to_spare
     }
@@ -219,17 +223,17 @@ impl Pool {
         self.inner.plan.store.location()
     }
 
-    /// Waits for the spare connection as well, where one is kept.
+    /// Waits until all connections that are kept are open, a spare one included.
     pub(crate) async fn ready_with_spare(&self) -> Result<(), StoreError> {
         self.wait(Urgency::Patient, |pool| (pool.open() >= pool.kept()).then_some(())).await
     }
 
-    /// Whether it keeps a connection open while nobody asks for one.
+    /// Whether the pool keeps a connection open while nobody asks for one.
     pub(crate) fn is_kept(&self) -> bool {
         self.inner.plan.kept > 0
     }
 
-    /// How many are kept open now.
+    /// How many connections are to be kept open now.
     fn kept(&self) -> usize {
         let (state, plan) = (self.inner.state.borrow(), &self.inner.plan);
         match plan.kept {
@@ -249,7 +253,7 @@ impl Pool {
         urgency: Urgency,
         mut take: impl FnMut(&Self) -> Option<T>,
     ) -> Result<T, StoreError> {
-        // An attempt under way may have begun in an outage that is over.
+        // Ignore the failure of an attempt that is already under way: it may have begun in an outage that is over.
         let failed = self.inner.state.borrow().attempts_begun();
         let _waiting = WaitingGuard::begin(self);
         let mut soon = pin!(sleep(self.time_to_spare()));
@@ -285,7 +289,7 @@ impl Pool {
         state.last_error.clone().filter(|_| state.failed > failed)
     }
 
-    /// Why there is no connection: for whoever has waited long enough.
+    /// The reason why there is no connection, for a caller that stops waiting.
     pub(crate) fn late(&self, within: Duration) -> StoreError {
         match &self.inner.state.borrow().last_error {
             Some(error) => error.clone(),
@@ -297,7 +301,7 @@ impl Pool {
         StoreError::Unavailable { location: self.location().to_owned(), detail: detail.to_owned() }
     }
 
-    /// Opens a connection if there are fewer than are to be kept, or none and somebody waits.
+    /// Opens a connection if fewer are open than are to be kept, or if none is open and somebody waits.
     fn keep(&self) {
         let waiting = self.inner.state.borrow().waiting;
         if self.open() < self.kept().max(waiting.min(1)) {
@@ -305,7 +309,7 @@ impl Pool {
         }
     }
 
-    /// One at a time.
+    /// Begins to open a connection, unless an attempt is already under way.
     fn begin_to_open(&self) {
         if self.inner.over.is_cancelled()
             || std::mem::replace(&mut self.inner.state.borrow_mut().is_opening, true)
@@ -370,7 +374,7 @@ impl Pool {
     }
 }
 
-/// Somebody waits, for as long as this lives.
+/// Counts a caller that waits, for as long as this lives.
 struct WaitingGuard<'a>(&'a Pool);
 
 impl<'a> WaitingGuard<'a> {

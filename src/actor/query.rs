@@ -1,12 +1,12 @@
-//! Reading, sweeping, and asking runs to stop: everything that no run depends on.
+//! Queries: reading, sweeping, and asking runs to stop. No run depends on them.
 //!
-//! There are two workers, so that a long list or sweep delays neither a stop nor a look at whether the database is
-//! there. At rest they share one connection: a second is opened when both work at the same time.
+//! There are two workers, so that a long list or sweep delays neither a stop nor a readiness probe. They share one
+//! connection. A second one is opened when both work at the same time.
 //!
-//! Whatever is asked may be asked twice. A connection at rest may have died unnoticed, so that a failure on it says
-//! nothing of the database: the same is asked once more on a fresh one, within the same time.
+//! Every query may be sent twice. An idle connection may have died unnoticed, so a failure on it says nothing about the
+//! database. The query is then sent once more on a fresh connection, within the same time.
 //!
-//! Requests for single sessions that gather while a statement is in flight go out together in the next.
+//! Requests to inspect single sessions that gather while a statement is in flight go out together in the next one.
 
 use std::{cell::Cell, pin::Pin, time::Duration};
 
@@ -29,14 +29,14 @@ use crate::{
     watch::Standby,
 };
 
-/// A question and where its answer goes.
+/// A query, and where its answer goes.
 pub(crate) enum Query {
     Inspect(SessionKey, Reply<SessionStatus>),
     /// At most [`MAX_BATCH`] sessions, each once.
     Look(Vec<SessionKey>, Reply<Vec<Option<Holder>>>),
     Stop(StopRun, Reply<StopOutcome>),
     List(Page, Reply<Vec<SessionStatus>>),
-    /// Who has answered last, if it was not the server that takes writes.
+    /// The standby that this connection is to, if it is not to the server that takes writes.
     Standby(Reply<Option<Standby>>),
     Sweep(u32, Reply<u64>),
     Probe(Reply<()>),
@@ -44,7 +44,7 @@ pub(crate) enum Query {
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// The way to ask, from any thread and any runtime.
+/// Sends queries, from any thread and any runtime.
 #[derive(Clone)]
 pub(crate) struct Queries {
     short: mpsc::UnboundedSender<Query>,
@@ -52,8 +52,10 @@ pub(crate) struct Queries {
 }
 
 impl Queries {
+    /// Sends a query, and waits for its answer.
+    ///
     /// # Cancel safety
-    /// Dropping the future changes nothing but that a sweep which was sent still takes effect.
+    /// Dropping the future only stops waiting. A sweep or a request to stop that was sent still takes effect.
     pub(crate) async fn ask<T>(&self, query: impl FnOnce(Reply<T>) -> Query) -> Result<T, QueryError> {
         let (reply, answer) = oneshot::channel();
         let query = query(reply);
@@ -63,20 +65,20 @@ impl Queries {
     }
 }
 
-/// Answers queries until the supervisor is over, or nobody can ask any more.
+/// Answers queries until the supervisor ends, or nobody can ask any more.
 pub(crate) struct QueryWorkers {
     short: Worker,
     long: Worker,
 }
 
 impl QueryWorkers {
-    /// `attempt_timeout`: for one question, however often it is asked, the wait for a connection included.
+    /// `attempt_timeout` bounds one query. It covers the wait for a connection and a second attempt.
     pub(crate) fn new(pool: Pool, attempt_timeout: Duration) -> (Queries, Self) {
         let worker = |urgency| {
             let (sender, queries) = mpsc::unbounded();
             (sender, Worker { pool: pool.clone(), urgency, attempt_timeout, queries: queries.peekable() })
         };
-        // A short question does not wait for the end of a long one.
+        // A short query does not wait for the end of a long one.
         let ((short, short_worker), (long, long_worker)) =
             (worker(Urgency::Urgent), worker(Urgency::Patient));
         (Queries { short, long }, Self { short: short_worker, long: long_worker })
@@ -137,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// What else has gathered, up to the first query of another kind.
+    /// The next query, if it has already come and is another `Inspect`.
     fn next_inspect(&mut self) -> Option<Query> {
         let next = Pin::new(&mut self.queries).next_if(|query| matches!(query, Query::Inspect(..)));
         next.now_or_never().flatten()
@@ -168,7 +170,7 @@ impl Worker {
             connection.request_stop(&item).await
         });
         let outcome = answer.await?;
-        // The first attempt may have written the request whose answer was lost.
+        // The first attempt may have written the request although its answer was lost.
         Ok(if attempts.get() > 1 { own_request_is_first(outcome, &item) } else { outcome })
     }
 
@@ -178,7 +180,7 @@ impl Worker {
     ) -> Result<T, StoreError> {
         let until = Instant::now() + self.attempt_timeout;
         let lent = self.take(until).await?;
-        // So that there is time for a fresh one.
+        // A connection that may have died does not get all the time: a fresh one must get some.
         let spared = if lent.rested() > MAY_HAVE_DIED { self.attempt_timeout / 3 } else { Duration::ZERO };
         match self.exchange(lent, &call, until - spared).await {
             Err(error) if error.is_uncertain() && Instant::now() < until => {
@@ -215,7 +217,8 @@ impl Worker {
         result
     }
 
-    /// What has gathered behind a statement that got no answer shares its fate, instead of waiting as long again.
+    /// Fails the queries that have gathered behind a statement that got no answer. Otherwise each would wait as long
+    /// again.
     fn fail_waiting(&mut self, error: &StoreError) {
         while let Some(Some(query)) = self.queries.next().now_or_never() {
             query.fail(error);
@@ -223,7 +226,8 @@ impl Worker {
     }
 }
 
-/// A connection that was at rest for so long may have died without a word, as behind a router that has forgotten it.
+/// A connection that was idle for longer than this may have died unnoticed, for example behind a router that has
+/// forgotten it.
 const MAY_HAVE_DIED: Duration = Duration::from_secs(5);
 
 async fn list(connection: &mut dyn LeaseConnection, page: &Page) -> Result<Vec<SessionStatus>, StoreError> {
@@ -232,7 +236,8 @@ async fn list(connection: &mut dyn LeaseConnection, page: &Page) -> Result<Vec<S
     Ok(found.into_iter().map(|(key, holder)| SessionStatus::of(key, Some(holder), standby.clone())).collect())
 }
 
-/// A request that nobody signed and nobody gave a reason for could be anybody's.
+/// After a second attempt, recognises this request in the row by its `by` and its reason. A request without either
+/// could be anybody's.
 fn own_request_is_first(outcome: StopOutcome, item: &StopRun) -> StopOutcome {
     let (by, reason) = (item.by.as_ref().map(Requester::as_str), item.reason.as_ref().map(Reason::as_str));
     match outcome {
@@ -246,7 +251,7 @@ fn own_request_is_first(outcome: StopOutcome, item: &StopRun) -> StopOutcome {
 }
 
 impl Query {
-    /// Whether it reads or writes many rows.
+    /// Whether the query may read or write many rows.
     fn may_be_long(&self) -> bool {
         matches!(self, Self::List(..) | Self::Sweep(..))
     }
@@ -263,7 +268,7 @@ impl Query {
         }
     }
 
-    /// Whoever does not wait any more has dropped the receiver.
+    /// Answers with an error. Sending fails if nobody waits any more.
     fn fail(self, error: &StoreError) {
         let error = error.clone();
         match self {

@@ -1,7 +1,7 @@
-//! The registry: which sessions this process works on.
+//! The registry: the sessions that this process works on.
 //!
-//! It refuses from memory, but only the database grants (invariant I1). It starts one run actor per grant,
-//! hears of every end, and watches the local clocks for all of them.
+//! It may refuse from memory, but only the database grants (invariant I1). It starts one run actor per grant, is told
+//! when each run ends, and watches the local clocks for all runs.
 
 use std::{
     collections::HashMap,
@@ -47,38 +47,38 @@ pub(crate) struct Registry {
     sessions: HashMap<SessionKey, LocalSession>,
     links: Links,
     last_reading: Reading,
-    /// Runs that must not live, whose releases are under way.
+    /// Runs without an owner, whose releases are under way.
     orphans: HashMap<RunId, SessionKey>,
     stop_compensating: CancellationToken,
     closing: Option<Closing>,
-    /// The parent of all run tokens: cancelled with the registry, however it ends.
+    /// The parent of all run tokens. It is cancelled when the registry ends, in whatever way.
     root: CancellationToken,
     _root: DropGuard,
-    /// Tells the thread that there is nothing left to drive.
+    /// Tells the supervisor's thread that the registry has ended.
     _over: DropGuard,
 }
 
-/// What the registry reaches.
+/// What the registry sends to, and what it passes on.
 pub(crate) struct Links {
     pub(crate) node: NodeId,
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
-    /// The connections that renew and release.
+    /// The pools of the connections that must be open before a session is granted.
     pub(crate) means: Vec<Pool>,
     pub(crate) run: RunLinks,
     /// Cancelled when the registry has ended.
     pub(crate) over: CancellationToken,
-    /// Keeps the thread until all has been said.
+    /// Keeps the supervisor's thread alive until the last tasks have ended.
     pub(crate) goodbyes: TaskTracker,
     pub(crate) queries: Queries,
-    /// Whether there is any session to hear hints for.
+    /// Whether this process has a session, or asks for one.
     pub(crate) is_busy: watch::Sender<bool>,
     /// Where the report of a shutdown is left.
     pub(crate) report: Arc<OnceLock<ShutdownReport>>,
 }
 
-/// One session of this process: the run that works on it, and a request for it on its way. Both exist at once
-/// only when the run's work has ended and its release is under way.
+/// One session of this process: the run that works on it, and a request for it that is under way. Both exist at the
+/// same time only if the run's work has ended and its release is under way.
 #[derive(Default)]
 struct LocalSession {
     running: Option<Running>,
@@ -89,16 +89,16 @@ struct Running {
     shared: Arc<Shared>,
     actor: Addr<RunActor>,
     label: Label,
-    /// Attempts to acquire before the one that was granted, whose effect is unknown.
+    /// Earlier attempts to acquire under this run id whose effect is unknown.
     unknown: u32,
 }
 
-/// Whether the runs still hold their sessions is in doubt: each is renewed at once.
+/// It is in doubt whether the runs still hold their sessions: renew each at once.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct ConfirmAll;
 
-/// An orphan is dealt with, or given up.
+/// An orphan was released or given up.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct Compensated {
@@ -125,7 +125,7 @@ impl Registry {
         }
     }
 
-    /// Gives back what was, or may be, granted to a run that does not live.
+    /// Releases what was or may be granted to a run without an owner.
     fn compensate(&mut self, orphan: Orphan, ctx: &mut Context<Self>) {
         let run_id = orphan.run_id;
         self.orphans.insert(run_id, orphan.key.clone());
@@ -138,7 +138,7 @@ impl Registry {
         });
     }
 
-    /// Drops what is known of a session when nothing is known of it any more.
+    /// Forgets a session that has neither a run nor a request any more.
     fn tidy(&mut self, key: &SessionKey, ctx: &mut Context<Self>) {
         let idle = |session: &LocalSession| session.running.is_none() && session.acquiring.is_none();
         if self.sessions.get(key).is_some_and(idle) {
@@ -165,8 +165,8 @@ impl Actor for Registry {
     }
 }
 
-/// The root token goes with the registry and cancels all work; this lets the run actors know, so that work
-/// which ignores its token is not waited for without end.
+/// The drop of the root token cancels all work. This also tells the run actors, so that they do not wait for ever for
+/// work that ignores its token.
 impl Drop for Registry {
     fn drop(&mut self) {
         for running in self.sessions.values().filter_map(|session| session.running.as_ref()) {
@@ -175,7 +175,7 @@ impl Drop for Registry {
     }
 }
 
-/// Re-armed instead of an interval: after a freeze an interval would fire once for every second missed.
+/// Re-arms a timer each time. After a freeze, an interval would fire once for every second that it has missed.
 fn tick(ctx: &mut Context<Registry>) {
     ctx.run_later(TICK, |registry, ctx| {
         let reading = registry.links.run.clock.reading();
@@ -224,7 +224,7 @@ impl Handler<RunFinished> for Registry {
         if let Some(run) = &ended {
             self.note_ended(run);
         }
-        // An attempt that a frozen server still holds would make a row for a run that is over.
+        // A frozen server may still run an earlier attempt, and create a row for a run that is over.
         if let Some(Running { unknown: rows @ 1.., .. }) = ended {
             self.compensate(Orphan { key: finished.key.clone(), run_id, rows }, ctx);
         }
@@ -245,9 +245,10 @@ impl Handler<Compensated> for Registry {
 }
 
 impl Running {
-    /// What this process knows of its own run, for a refusal that needs no database.
+    /// What this process knows of its own run, for a refusal without the database.
     fn holder(&self, links: &Links) -> Holder {
-        // Not the trust, which ends with a stop: the row is renewed until the work has ended.
+        // Not the end of trust as the work sees it: that ends with a stop, but the row is renewed until the work has
+        // ended.
         let expires_at = self.shared.renewed_until() + links.run.timing.safety_margin();
         Holder {
             run_id: self.shared.run_id,

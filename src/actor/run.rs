@@ -1,7 +1,7 @@
-//! The actor of one in-flight run: it owns the lease, its timer and its token. It awaits nothing.
+//! The actor of one run. It owns the lease, the timer and the token, and awaits nothing.
 //!
-//! This file has what comes in: answers of the database, messages, and the time. Each goes to the machine, and what
-//! the machine decides is then carried out by [`acting`].
+//! This file handles the inputs: answers of the database, messages, and time. Each goes to the machine. [`acting`] then
+//! carries out what the machine decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,14 +32,14 @@ pub(crate) struct RunActor {
     shared: Arc<Shared>,
     links: RunLinks,
     timer: Option<(BootInstant, SpawnHandle)>,
-    /// What the last attempt to renew met.
+    /// The error of the last attempt to renew.
     last_error: Option<StoreError>,
-    /// For those who listen to this run only.
+    /// For a listener to this run only.
     own_events: Option<EventSender>,
     span: Span,
 }
 
-/// What a run actor reaches.
+/// What a run actor sends to.
 #[derive(Clone)]
 pub(crate) struct RunLinks {
     pub(crate) timing: Timing,
@@ -48,31 +48,31 @@ pub(crate) struct RunLinks {
     pub(crate) releases: LaneAddr<Releasing>,
     pub(crate) events: EventSender,
     pub(crate) registry: Recipient<RunFinished>,
-    /// Where the leases are, for transactions of the host's.
+    /// The schema that holds the leases, for pins in transactions of the host.
     pub(crate) schema: Arc<str>,
 }
 
-/// A local clock has jumped: look at the time now.
+/// A clock may have jumped, or the lease is in doubt.
 #[derive(Message, Clone, Copy)]
 #[rtype(result = "()")]
 pub(crate) enum Recheck {
-    /// Time that timers do not count has passed.
+    /// Time has passed that timers do not count: check the time now.
     Suspended,
-    /// Time may have passed that not even the boot clock has counted.
+    /// Time may have passed that not even the boot clock counts, or the database may be another one: renew now.
     InDoubt,
 }
 
-/// To the registry: nothing more will come from this run.
+/// Tells the registry that this run is over.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct RunFinished {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
-    /// The actor has died before its work had ended: the session stays refused here until this instant.
+    /// Set if the actor has died before its work had ended: this process refuses the session until this instant.
     pub(crate) quarantine_until: Option<BootInstant>,
 }
 
-/// A new phase is looked at so long after it was said, with all that was said meanwhile.
+/// How long after a phase was set the actor reads it. Phases that were set meanwhile are skipped.
 const PHASE_PAUSE: Duration = Duration::from_millis(25);
 
 impl RunActor {
@@ -126,13 +126,13 @@ impl RunActor {
         }
     }
 
-    /// Asks for a renewal. Its answer comes to [`renewed`](Self::renewed).
+    /// Asks the lane for a renewal. The answer comes to [`renewed`](Self::renewed).
     fn renew(&mut self, attempt: u64, item: Renew, alone: bool, ctx: &mut Context<Self>) {
         let answer = self.links.renewals.ask(item, alone);
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| actor.renewed(attempt, answer, ctx)));
     }
 
-    /// Asks for the release. Its answer comes to [`released`](Self::released).
+    /// Asks the lane for the release. The answer comes to [`released`](Self::released).
     fn release(&mut self, attempt: u64, alone: bool, ctx: &mut Context<Self>) {
         let item = Release { key: self.shared.key.clone(), run_id: self.shared.run_id };
         let answer = self.links.releases.ask(item, alone);
@@ -141,7 +141,7 @@ impl RunActor {
         }));
     }
 
-    /// What the answer to a renewal means is said to the machine; then its decisions are carried out.
+    /// Tells the machine what the answer to a renewal means, and carries out its decisions.
     fn renewed(&mut self, attempt: u64, answer: LaneAnswer<RenewOutcome>, ctx: &mut Context<Self>) {
         let sent_at = answer.sent_at;
         let mut expires_at_micros = None;
@@ -180,7 +180,7 @@ impl RunActor {
         self.act(ctx);
     }
 
-    /// Lets `is_held` see the new end of trust, unless it has already seen the old one pass.
+    /// Lets `is_held` see the new end of trust. If `is_held` has already seen the old one pass, tells the machine.
     fn publish_trust(&mut self, expires_at_micros: i64) {
         let extended = self.shared.extend(self.lease.trusted_until(), expires_at_micros);
         if !extended && self.shared.reason().is_none() {
@@ -216,15 +216,15 @@ impl Actor for RunActor {
     }
 }
 
-/// However the actor ends, its run ends with it (invariant I7).
+/// In whatever way the actor ends, its run ends with it (invariant I7).
 ///
-/// This runs while unwinding too, where a panic would abort the process: it does nothing that can fail.
+/// This also runs while unwinding, where a panic would abort the process. So it does nothing that can fail.
 impl Drop for RunActor {
     fn drop(&mut self) {
         self.shared.end(EndReason::Panicked);
         self.shared.kill();
         self.shared.tell_released(false);
-        // Work that may go on without its actor is over by the time the row expires, by assumption A4.
+        // Work may go on without its actor. By assumption A4 it is over by the time the row expires.
         let orphaned = !self.shared.is_work_over();
         let expiry = self.lease.trusted_until() + self.links.timing.safety_margin();
         self.links.registry.do_send(RunFinished {
@@ -252,8 +252,8 @@ impl Handler<RunMessage> for RunActor {
     }
 }
 
-/// A run may say what it does without pause. Until it is looked at, no other message comes, so that its thread and the
-/// supervisor's do not keep each other busy (invariant I10).
+/// Reads the newest phase after a short pause. The work may set phases without pause. It sends no other message until
+/// the phase is read, so the work's thread and the supervisor's do not keep each other busy (invariant I10).
 fn look_at_the_phase_soon(ctx: &mut Context<RunActor>) {
     ctx.run_later(PHASE_PAUSE, |actor, ctx| {
         actor.lease.on_phase(actor.shared.take_new_phase(), actor.links.clock.now());
@@ -269,7 +269,7 @@ impl Handler<Recheck> for RunActor {
             Recheck::Suspended => self.look_at_the_time(),
             Recheck::InDoubt => self.lease.on_doubt(self.links.clock.now()),
         }
-        // The timer counts no suspended time: its pause has to be worked out anew.
+        // The timer does not count suspended time, so set it again with a new pause.
         if let Some((_, timer)) = self.timer.take() {
             ctx.cancel_future(timer);
         }

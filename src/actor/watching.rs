@@ -1,12 +1,13 @@
-//! Looking at sessions for those who watch them: all of a process share one statement per look.
+//! Polls sessions for watchers. All watchers of a process share the polls.
 //!
-//! The looks go over a connection of their own, from a thread of their own: however many watch, no renewal waits for
-//! it (invariant I10). A session is looked at twice a second while somebody holds one, once a second otherwise, and at
-//! once when a run of this process changes. One statement is under way at a time, for as many sessions as one takes;
-//! what wants a look meanwhile gathers for the next.
+//! Polling has its own connection and its own thread, so no renewal waits for it, however many watch (invariant I10).
+//! The watched sessions are polled twice a second while one of them is held, once a second otherwise, and at once when
+//! a run of this process changes. One statement is under way at a time, for as many sessions as one statement takes.
+//! Sessions that are to be polled meanwhile gather for the next statement.
 //!
-//! What is shown never outlives what is known: a lease not its expiry, and nothing the database's silence. The
-//! silence is the database's, not a session's: whose turn has not come yet is still as it was.
+//! Nothing is shown for longer than it is known. A lease is not shown as held after its expiry, and no state is shown
+//! as known after the database has been silent for too long. Only the silence of the whole database counts: a session
+//! whose turn has not come yet keeps its last state.
 
 use std::{pin::Pin, thread};
 
@@ -36,17 +37,17 @@ use line::Line;
 use looking::Looking;
 use watched::EndWaiter;
 
-/// The way to watch, from any thread and any runtime.
+/// Asks for watching, from any thread and any runtime.
 #[derive(Clone)]
 pub(crate) struct Watching(mpsc::UnboundedSender<Command>);
 
-/// What is served to those who watch.
+/// What the polling works with.
 pub(crate) struct Watcher {
     store: SharedStore,
     clock: SharedClock,
-    /// A statement may take as long as connecting may, or a look on the slowest line.
+    /// A statement may take as long as connecting may, or as long as a poll on the slowest line.
     bounds: Bounds,
-    /// What runs of this process do shows at once.
+    /// The events of this process's runs, so that watchers see them at once.
     events: EventSource,
     commands: Commands,
 }
@@ -54,16 +55,16 @@ pub(crate) struct Watcher {
 type Commands = Peekable<mpsc::UnboundedReceiver<Command>>;
 
 enum Command {
-    /// Somebody wants to watch a session.
+    /// A caller wants to watch a session.
     Watch(SessionKey, oneshot::Sender<watch::Receiver<Option<Observed>>>),
-    /// Somebody waits until a run does not hold its session any more.
+    /// A caller waits until a run no longer holds its session.
     AwaitEnd(SessionKey, EndWaiter),
     /// A session may have changed.
     Nudge(SessionKey),
 }
 
 impl Watching {
-    /// What is known of a session, now and after every change; ends with the supervisor.
+    /// What is known of a session, now and after every change. Ends with the supervisor.
     pub(crate) fn observe(&self, key: &SessionKey) -> impl Stream<Item = Observed> + Send + Unpin + use<> {
         let (reply, answer) = oneshot::channel();
         self.tell(Command::Watch(key.clone(), reply));
@@ -89,7 +90,7 @@ impl Watching {
         )
     }
 
-    /// Waits until the run does not hold its session any more, as the database says from `since` on.
+    /// Waits until the run no longer holds its session. Only answers of the database from `since` on count.
     pub(crate) fn until_gone(
         &self,
         key: &SessionKey,
@@ -101,13 +102,13 @@ impl Watching {
         async move { gone.await.map_err(|oneshot::Canceled| Closed) }
     }
 
-    /// The session may have changed: those who watch it are to see that soon.
+    /// Says that the session may have changed, so that its watchers see that soon.
     pub(crate) fn nudge(&self, key: SessionKey) {
         self.tell(Command::Nudge(key));
     }
 
     fn tell(&self, command: Command) {
-        // A supervisor that has ended drops the command, and with it the way to answer.
+        // If the supervisor has ended, the command is dropped, and its reply channel with it.
         let _ = self.0.unbounded_send(command);
     }
 }
@@ -128,13 +129,13 @@ impl Watcher {
         (Watching(sender), Self { store, clock, bounds, events, commands: commands.peekable() })
     }
 
-    /// Looks, on this thread, until the supervisor is over.
+    /// Polls on this thread until the supervisor ends.
     pub(crate) async fn serve(self, over: CancellationToken) {
         let line = Line::new(self.store, self.clock.clone(), self.bounds);
         Looking::new(line, self.clock).serve(self.commands, self.events.subscribe(), over).await;
     }
 
-    /// The same on a thread of its own, which there is from when somebody first watches. Returns when it has ended.
+    /// Polls on a thread of its own, which starts when somebody first watches. Returns when that thread has ended.
     pub(crate) async fn serve_apart(mut self, over: CancellationToken) {
         if over.run_until_cancelled(self.until_wanted()).await != Some(true) {
             return;
@@ -148,14 +149,14 @@ impl Watcher {
                         watcher.serve(over).await;
                     }
                 });
-                // A name that is being looked up must not keep it.
+                // Do not wait for a DNS lookup.
                 runtime.shutdown_background();
                 drop(last_word);
             })
         });
         match started {
             Ok(thread) => {
-                // An error says that the thread has panicked: then nobody is watched for any more.
+                // An error means that the thread has panicked. Watching has then ended.
                 let _ = hand_over.send((self, over));
                 let _ = ended.await;
                 let _ = thread.join();
@@ -167,7 +168,7 @@ impl Watcher {
         }
     }
 
-    /// `false` when nobody can watch any more.
+    /// Waits until somebody watches. `false` when nobody can any more.
     async fn until_wanted(&mut self) -> bool {
         loop {
             match Pin::new(&mut self.commands).peek().await {

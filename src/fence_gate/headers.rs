@@ -15,16 +15,17 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use crate::session::{FencingToken, SessionKey};
 
-/// The header with the writer's fence, in decimal digits. In a refusal, it has the greatest fence that was seen.
+/// The header with the writer's fence, in decimal digits. In a refusal it carries the greatest fence that was seen, or
+/// the least that is admitted.
 pub const FENCE: &str = "Tenure-Fence";
 
 /// The header with the writer's session: see [`session`].
 pub const SESSION: &str = "Tenure-Session";
 
-/// All but what stays as it is. A slash is escaped, because one stands between the two parts.
+/// The characters that are escaped. A slash is one of them, because a slash separates the two parts.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// The value of [`SESSION`]: account and session, each percent-encoded, with a slash between.
+/// The value of [`SESSION`]: account and session, each percent-encoded, with a slash between them.
 pub fn session(key: &SessionKey) -> String {
     let encoded = |text| utf8_percent_encode(text, ESCAPED);
     format!("{}/{}", encoded(key.account()), encoded(key.session()))
@@ -48,10 +49,10 @@ pub fn read(session: &str, fence: &str) -> Result<(SessionKey, FencingToken), In
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidHeader {
-    /// [`FENCE`].
+    /// The header [`FENCE`].
     #[error("the header Tenure-Fence is no fence; send the run's fence in decimal digits")]
     Fence,
-    /// [`SESSION`].
+    /// The header [`SESSION`].
     #[error(
         "the header Tenure-Session is no session; send ACCOUNT/SESSION, each percent-encoded and 1 to 255 bytes long"
     )]

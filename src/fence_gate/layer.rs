@@ -15,7 +15,7 @@ use crate::session::{FencingToken, SessionKey};
 
 /// Refuses requests of late writers before the service sees them.
 ///
-/// A request says who writes in the headers [`Tenure-Fence`](headers::FENCE) and [`Tenure-Session`](headers::SESSION).
+/// A request names its writer in the headers [`Tenure-Fence`](headers::FENCE) and [`Tenure-Session`](headers::SESSION).
 ///
 /// | the request | the answer |
 /// |---|---|
@@ -26,12 +26,12 @@ use crate::session::{FencingToken, SessionKey};
 /// | has neither, and is neither GET, HEAD, OPTIONS nor TRACE | 428 Precondition Required, unless [`optional`](Self::optional) |
 /// | has neither otherwise | the service's |
 ///
-/// The request is judged when its head has arrived. Its body may arrive much later, from a client that was frozen, and by then
-/// a later run may have written. A handler that must not write in this case asks again when it has all it needs: with
-/// [`Fenced::enter`], or with [`admit`](super::admit) in its transaction.
+/// The layer judges a request when its head has arrived. Its body may arrive much later, from a client that was frozen.
+/// By then a later run may have written. A handler that must not write in this case checks again when it has everything
+/// that it needs: with [`Fenced::enter`], or with [`admit`](super::admit) in its transaction.
 ///
-/// The gate is in the memory of this process. If a service has several processes, the gate must be where the data is, and
-/// this layer only saves work.
+/// The gate is in the memory of this process. If a service has several processes, the gate that counts must be where
+/// the data is. This layer then only saves work.
 #[derive(Debug, Clone)]
 pub struct FenceLayer {
     gate: FenceGate,
@@ -44,7 +44,7 @@ impl FenceLayer {
         Self { gate, is_optional: false }
     }
 
-    /// Lets writes without a fence pass, for the time in which not all clients send one yet.
+    /// Lets writes without a fence pass, for as long as not all clients send one.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.is_optional = true;
@@ -65,7 +65,7 @@ impl FenceLayer {
     }
 }
 
-/// A header that may be there once, in visible characters.
+/// The value of a header that may occur once, in visible characters.
 fn single<'a>(head: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, InvalidHeader> {
     let invalid = if name == headers::FENCE { InvalidHeader::Fence } else { InvalidHeader::Session };
     let mut values = head.get_all(name).iter();
@@ -116,7 +116,7 @@ where
     }
 }
 
-/// Who writes. It is among the extensions of a request that has passed a [`FenceLayer`].
+/// The writer of a request. It is among the extensions of a request that has passed a [`FenceLayer`].
 #[derive(Debug, Clone)]
 pub struct Fenced {
     gate: FenceGate,
@@ -140,13 +140,13 @@ impl Fenced {
         self.admitted
     }
 
-    /// Asks again, right before the write: see [`FenceGate::enter`].
+    /// Asks the gate again, right before the write: see [`FenceGate::enter`].
     ///
     /// # Errors
-    /// [`Refused`]; answer with [`Refused::into_response`].
+    /// [`Refused`]. Answer with [`Refused::into_response`].
     ///
     /// # Cancel safety
-    /// As of [`FenceGate::enter`].
+    /// As for [`FenceGate::enter`].
     pub async fn enter(&self) -> Result<Passage, Refused> {
         self.gate.enter(&self.key, self.admitted.fence).await
     }
@@ -172,8 +172,8 @@ impl Refusal {
 }
 
 impl Refused {
-    /// 412 Precondition Failed. The header [`Tenure-Fence`](headers::FENCE) has the fence that was seen, or the least that is
-    /// admitted. The body is the text of this refusal.
+    /// A response with 412 Precondition Failed. Its header [`Tenure-Fence`](headers::FENCE) has the greatest fence that
+    /// was seen, or the least that is admitted. Its body is the text of this refusal.
     pub fn into_response<R: From<String>>(self) -> Response<R> {
         let (Self::Late { seen: bound, .. } | Self::Unvouched { from: bound, .. }) = self;
         let mut response = answer(StatusCode::PRECONDITION_FAILED, self.to_string());

@@ -1,4 +1,4 @@
-//! A gate that is a table beside the data that it guards. It is asked in the transaction of the caller.
+//! A gate in a table beside the data that it guards. It is asked in the caller's transaction.
 
 use super::Refused;
 use crate::{
@@ -6,17 +6,17 @@ use crate::{
     session::{FencingToken, SessionKey},
 };
 
-/// The table that [`admit`] needs on PostgreSQL, for the host's own migrations. It belongs in the database of the resource, in
-/// a schema of the role's `search_path`.
+/// The table that [`admit`] needs on PostgreSQL, for the host's own migrations. It belongs in the database of the
+/// resource, in a schema of the role's `search_path`.
 #[cfg(feature = "postgres")]
 pub const POSTGRES_TABLE: &str = include_str!("postgres_table.sql");
 
-/// The statement of [`admit`] on PostgreSQL. `$1` account, `$2` session, `$3` fence; one row: `seen bigint`.
+/// The statement of [`admit`] on PostgreSQL. `$1` account, `$2` session, `$3` fence. It returns one row: `seen bigint`.
 ///
-/// If `seen` is greater than the fence, the writer is late: roll back. It must run in the transaction that writes. That holds
-/// the row until it ends, and later runs wait for it. Other transactions of the same run do not wait once the first one has
-/// committed. The role needs SELECT, INSERT and UPDATE on the table. In repeatable read and serializable, SQLSTATE 40001 means
-/// that the transaction has to be repeated.
+/// If `seen` is greater than the fence, the writer is late: roll back. The statement must run in the transaction that
+/// writes. That transaction holds the row until it ends, and later runs wait for it. Other transactions of the same run
+/// do not wait once the first one has committed. The role needs SELECT, INSERT and UPDATE on the table. In repeatable
+/// read and serializable, SQLSTATE 40001 means that the transaction has to be repeated.
 #[cfg(feature = "postgres")]
 pub const POSTGRES: &str = sql::REMEMBER_POSTGRES;
 
@@ -24,18 +24,19 @@ pub const POSTGRES: &str = sql::REMEMBER_POSTGRES;
 #[cfg(feature = "sqlite")]
 pub const SQLITE_TABLE: &str = include_str!("sqlite_table.sql");
 
-/// The statement of [`admit`] on SQLite. `?1` account, `?2` session, `?3` fence; one row: `seen`.
+/// The statement of [`admit`] on SQLite. `?1` account, `?2` session, `?3` fence. It returns one row: `seen`.
 ///
-/// If `seen` is greater than the fence, the writer is late: roll back. It must run in the transaction that writes, and
-/// makes it the file's only writer. Begin that with `BEGIN IMMEDIATE`.
+/// If `seen` is greater than the fence, the writer is late: roll back. The statement must run in the transaction that
+/// writes, and makes that transaction the file's only writer. Begin the transaction with `BEGIN IMMEDIATE`.
 #[cfg(feature = "sqlite")]
 pub const SQLITE: &str = sql::REMEMBER_SQLITE;
 
-/// Admits a write to the database of this connection, in the transaction that makes it. This takes one statement.
+/// Admits a write to the database of this connection, in the transaction that makes the write. This takes one
+/// statement.
 ///
-/// Once it has answered, no later run is admitted until the transaction ends. Once the transaction has committed, no earlier
-/// run is ever admitted. So what is written under a session is in the order of its runs. The host creates the table: see the
-/// constants of this module.
+/// Once it has returned, no later run is admitted until the transaction ends. Once the transaction has committed, no
+/// earlier run is ever admitted. So the writes of a session are in the order of its runs. The host creates the table:
+/// see the constants of this module.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")]
@@ -52,7 +53,7 @@ pub const SQLITE: &str = sql::REMEMBER_SQLITE;
 /// [`GateError`]: roll back.
 ///
 /// # Cancel safety
-/// As for every query of sqlx: drop the transaction with it.
+/// As with every query of sqlx: if you drop the future, drop the transaction too.
 pub async fn admit<C: HostConnection + ?Sized>(
     connection: &mut C,
     key: &SessionKey,
@@ -69,10 +70,10 @@ pub async fn admit<C: HostConnection + ?Sized>(
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GateError {
-    /// It is late.
+    /// The write is late.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// No transaction is open on this connection: what is written would not be guarded.
+    /// No transaction is open on this connection. The write would not be guarded.
     #[error("no transaction is open on this connection; begin one, and write in it")]
     NoTransaction,
     /// The table is missing.
@@ -81,7 +82,7 @@ pub enum GateError {
          migrations of this database ({0})"
     )]
     NoTable(#[source] sqlx::Error),
-    /// An error of the database. The transaction has failed. It proves nothing about the fence.
+    /// An error of the database. The transaction has failed. This proves nothing about the fence.
     #[error("the fence could not be checked: {0}")]
     Database(#[source] sqlx::Error),
 }

@@ -1,4 +1,4 @@
-//! What tenure asks in a transaction of the host on PostgreSQL.
+//! The statements of tenure in a transaction of the host on PostgreSQL.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl Statements for PgConnection {
 
     fn is_in_transaction(&mut self) -> BoxFuture<'_, Result<bool, Error>> {
         Box::pin(async move {
-            // The driver does not count a transaction that the host has begun with a statement of its own.
+            // The driver does not know of a transaction that the host began with a statement of its own.
             if sqlx::Connection::is_in_transaction(self) {
                 return Ok(true);
             }

@@ -1,4 +1,4 @@
-//! What tenure asks in a transaction of the host on SQLite.
+//! The statements of tenure in a transaction of the host on SQLite.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ impl Statements for SqliteConnection {
 
     fn is_in_transaction(&mut self) -> BoxFuture<'_, Result<bool, Error>> {
         Box::pin(async move {
-            // The driver does not count a transaction that the host has begun with a statement of its own. But then another
-            // one cannot be begun.
+            // The driver does not know of a transaction that the host began with a statement of its own. But in one,
+            // BEGIN fails.
             if sqlx::Connection::is_in_transaction(self) {
                 return Ok(true);
             }
@@ -57,7 +57,8 @@ impl Statements for SqliteConnection {
     }
 }
 
-/// Why the run does not hold its session. Nobody else has written since: this transaction has the write lock.
+/// Why the run does not hold its session. Nobody else can have written since the pin, because this transaction has the
+/// write lock.
 async fn why_not(sqlite: &mut SqliteConnection, key: &SessionKey, run_id: &str) -> Result<FoundRun, Error> {
     let sql = "SELECT run_id, fence FROM tenure_session_lease WHERE account_id = ?1 AND session_id = ?2";
     let query = sqlx::query(sql).bind(key.account()).bind(key.session());

@@ -1,4 +1,4 @@
-//! What the machine says to its actor, and what the actor says of the answers that came.
+//! What the machine tells its actor to do, and how the actor reports answers to the machine.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use crate::{
     session::{RunPhase, RunStage, StopRequest},
 };
 
-/// What the actor has to do, in this order.
+/// What the actor has to do. Actions are carried out in the order in which they come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Send a renewal; answer with [`Lease::on_renewal`] and the same attempt.
+    /// Send a renewal. Report the answer to [`Lease::on_renewal`] with the same `attempt`.
     Renew { attempt: u64, stage: RunStage, phase: Option<RunPhase>, alone: bool },
-    /// Others can see this one now.
+    /// Others can see this phase now.
     PhaseShown(RunPhase),
-    /// Cancel the run's token. Comes once.
+    /// Cancel the run's token. Comes at most once.
     Cancel(EndReason),
-    /// The work has had its time: drop or kill it.
+    /// The work's grace has passed: drop or kill it.
     Kill,
-    /// Another run may hold the session already. Comes at most once, before the work is killed.
+    /// Another run may already hold the session. Comes at most once, before the work is killed.
     Overtaken,
-    /// Nobody waits for the work any more, though it has not ended. Comes once, if `stuck_limit` is set.
+    /// Stop waiting for the work, though it has not ended. Comes at most once, and only if `stuck_limit` is set.
     GiveUp,
-    /// Send a release; answer with [`Lease::on_release`] and the same attempt.
+    /// Send a release. Report the answer to [`Lease::on_release`] with the same `attempt`.
     Release { attempt: u64, alone: bool },
-    /// Tell whoever listens.
+    /// Tell the listeners.
     Tell(News),
-    /// Nothing more will come: the work has ended and the row is dealt with. Comes once.
+    /// The work has ended or was given up, and the row is released or left to expire. Comes once, as the last action.
     Finish,
 }
 
-/// What listeners are told.
+/// News for listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
     Renewed { trusted_for: Duration },
@@ -44,23 +44,23 @@ pub(crate) enum News {
     Ended { released: bool },
 }
 
-/// What is known of one attempt to renew.
+/// The result of one attempt to renew.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Renewal {
-    /// `sent_at` is when the statement was sent, `remaining` what was left when it ran.
+    /// `sent_at` is when the statement was sent. `remaining` is what was left of the lease when the statement ran.
     Confirmed { sent_at: BootInstant, remaining: Duration, stop: Option<StopRequest> },
     /// Certain: the lease is lost, for this reason.
     Lost(EndReason),
-    /// Uncertain (invariant I9). `locked`: the row is locked by a stranger, so that the next attempt should
-    /// not ride in a batch.
+    /// Uncertain (invariant I9). If `locked`, another transaction has locked the row, so the next attempt should go in
+    /// a statement of its own.
     Unanswered { locked: bool },
 }
 
-/// What is known of one attempt to release.
+/// The result of one attempt to release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
     /// The row of this run is gone.
     Gone,
-    /// Uncertain, as with renewals.
+    /// Uncertain, as for a renewal.
     Unanswered { locked: bool },
 }

@@ -1,4 +1,4 @@
-//! How long one run may last, and for how long its work may be silent.
+//! Limits on how long a run may last, and on how long its work may be silent.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     end::{EndReason, Limit},
 };
 
-/// How long the work may show no sign of advancing, and when it last did.
+/// How long the work may go without a beat, and when it last beat.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Silence {
     longest: Duration,
@@ -16,7 +16,7 @@ pub(super) struct Silence {
 }
 
 impl Lease {
-    /// Limits the run from `now` on; no renewal moves it.
+    /// Limits the run, counted from `now`. No renewal moves the limit.
     pub(crate) fn limit_to(&mut self, limit: Limit, now: BootInstant) {
         match limit {
             Limit::MaxDuration(duration) => self.over_at = Some((now + duration, limit)),
@@ -24,7 +24,7 @@ impl Lease {
         }
     }
 
-    /// The work has shown a sign of advancing at this instant.
+    /// The work has said at this instant that it advances.
     pub(crate) fn on_beat(&mut self, at: BootInstant) {
         if let Some(silence) = &mut self.silence {
             silence.since = silence.since.max(at);
@@ -39,7 +39,7 @@ impl Lease {
         }
     }
 
-    /// The limit that is reached first, if nothing happens.
+    /// The limit that is reached first if the work does not beat, and when.
     pub(super) fn next_limit(&self) -> Option<(BootInstant, Limit)> {
         let silent =
             self.silence.map(|Silence { longest, since }| (since + longest, Limit::MaxSilence(longest)));

@@ -1,14 +1,13 @@
 //! The statements of one lease: when a renewal or a release is sent, and what its answer changes.
 //!
-//! At most one statement of a kind is under way. What an answer means for the life of the run is decided in
-//! [`lease`](super).
+//! At most one renewal and one release are under way. [`lease`](super) decides what an answer means for the run.
 
 use std::time::Duration;
 
 use super::{Action, Lease, News, Released, State};
 use crate::{clock::BootInstant, config::Timing, session::RunPhase};
 
-/// When the one outstanding statement of a kind goes, or went, out.
+/// The state of the one statement of a kind: when it is due, or by when its answer is overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Call {
     Due { at: BootInstant, alone: bool },
@@ -16,11 +15,11 @@ pub(super) enum Call {
     Never,
 }
 
-/// A change of stage or phase is shown to others this soon, unless the run has ended by then.
+/// How soon a change of stage or phase is sent, so that others can see it. It is not sent if the run ends first.
 const SHOW_WITHIN: Duration = Duration::from_millis(75);
 
 impl Lease {
-    /// What the run is doing now: others see it with the next renewal.
+    /// The work has set a new phase. Others see it with the next renewal.
     pub(crate) fn on_phase(&mut self, phase: RunPhase, now: BootInstant) {
         self.check_trust(now);
         if self.is_renewing() {
@@ -29,9 +28,9 @@ impl Lease {
         }
     }
 
-    /// A release was answered, or will never be.
+    /// A release was answered, or never will be.
     pub(crate) fn on_release(&mut self, attempt: u64, released: Released, now: BootInstant) {
-        // An answer to the release itself counts even when trust has just passed: the row is gone.
+        // The answer to a release counts even if trust has ended since: it may say that the row is gone.
         if !matches!(self.release, Call::InFlight { attempt: sent, .. } if sent == attempt) {
             return;
         }
@@ -50,7 +49,7 @@ impl Lease {
                 self.release = Call::Never;
                 self.check_trust(now);
             }
-            // The best-effort release after a loss: one, whatever comes of it.
+            // This was the one best-effort release after a loss. It is not repeated.
             _ => {
                 self.release = Call::Never;
                 self.finish();
@@ -58,7 +57,7 @@ impl Lease {
         }
     }
 
-    /// The local clocks hint that time was lost: confirm the lease now.
+    /// The lease is in doubt, for example because the local clocks disagree: confirms it now.
     pub(crate) fn on_doubt(&mut self, now: BootInstant) {
         self.check_trust(now);
         if !self.is_renewing() {
@@ -76,7 +75,7 @@ impl Lease {
         let spread = 0.9 + 0.2 * self.jitter.f64();
         self.renewal = Call::Due { at: sent_at + self.timing.renew_interval().mul_f64(spread), alone: false };
         self.failures = 0;
-        // A confirmation that took longer than its trust lasts confirms nothing.
+        // A confirmation that took longer than its trust lasts confirms nothing: trust has already ended.
         self.check_trust(now);
         if self.state == State::Ended {
             return;
@@ -99,8 +98,8 @@ impl Lease {
         self.actions.push_back(Action::Tell(News::AtRisk { trusted_for }));
     }
 
-    /// Others learn of a new stage or phase with a renewal: brings the next one forward, unless one is under way,
-    /// whose confirmation comes back here.
+    /// Brings the next renewal forward, because others learn of a new stage or phase with it. If a renewal is under
+    /// way, its confirmation calls this again.
     pub(super) fn show(&mut self, now: BootInstant) {
         if let Call::Due { at, alone } = self.renewal {
             self.renewal = Call::Due { at: at.min(now + SHOW_WITHIN), alone };
@@ -150,14 +149,14 @@ impl Lease {
     }
 }
 
-/// `sent_at + remaining − safety_margin` (invariant I2). More than a ttl can remain when the database's clock
-/// was stepped back; what the local clock alone cannot vouch for is not trusted.
+/// `sent_at + min(remaining, ttl) − safety_margin` (invariant I2). More than a ttl can remain after the database's
+/// clock was set back. The surplus is not trusted, because the local clock cannot confirm it.
 pub(super) fn trust(timing: &Timing, sent_at: BootInstant, remaining: Duration) -> BootInstant {
     sent_at + remaining.min(timing.ttl()).saturating_sub(timing.safety_margin())
 }
 
-/// The pause after this many failures: it doubles up to the longest. `chance`, from 0 to 1, takes off up to a half of
-/// it, so that those who failed together do not come back together.
+/// The pause after this many failures. It doubles with each failure, up to `longest`. `chance`, from 0 to 1, shortens
+/// it by up to a half, so that callers that failed together do not retry together.
 pub(crate) fn backoff(failures: u32, longest: Duration, chance: f64) -> Duration {
     let full = (longest / 32).saturating_mul(1 << failures.min(10)).min(longest);
     full.mul_f64(0.5 + 0.5 * chance)

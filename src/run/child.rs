@@ -1,4 +1,4 @@
-//! Child processes of a run, each with all that descends from it.
+//! Child processes of a run, each with all its descendants.
 
 use std::{
     process::{Child, Command},
@@ -25,24 +25,23 @@ use crate::{
 };
 
 impl RunContext {
-    /// Starts a child process as a part of the run: the run lasts until the child, and all that descends from it,
-    /// has ended.
+    /// Starts a child process as a part of the run. The run lasts until the child and all its descendants have ended.
     ///
-    /// The child gets a process group of its own and a marked environment, by which its
-    /// [tree](crate::process) is found. When the run ends early, the tree gets SIGTERM, `stop_grace`, SIGKILL;
-    /// when trust has run out, SIGKILL at `trusted_until + safety_margin/2` at the latest; when another run may hold the
-    /// session, SIGKILL at once. When the child ends by itself, what it
-    /// has left behind is ended the same way. Threads of its own see to that, whatever blocks the caller's runtime.
-    /// No child is started after the run was told to end.
+    /// The child gets its own process group, and a mark in its environment by which its [tree](crate::process) is
+    /// found. When the run ends early, the tree gets SIGTERM, then `stop_grace`, then SIGKILL. When trust has run out,
+    /// the tree gets SIGKILL at `trusted_until + safety_margin/2` at the latest. When another run may hold the session,
+    /// it gets SIGKILL at once. When the child ends by itself, the processes that it has left behind are ended the same
+    /// way. Separate threads do this, so a blocked runtime of the caller does not delay it. No child is started after
+    /// the run was told to end.
     ///
-    /// A host process that is killed, or exits without waiting for its runs, cannot end anything: its children live
-    /// on. One that is frozen (SIGSTOP, a paused container) ends them only when it goes on, which may be after another
-    /// run has entered. The command `tenure run` has a guardian for that.
+    /// A host process that is killed, or that exits without waiting for its runs, cannot end anything: its children
+    /// live on. A host process that is frozen (SIGSTOP, a paused container) ends its children only when it goes on. By
+    /// then another run may have entered. The command `tenure run` has a guardian for these cases.
     ///
     /// Dropping the [`ChildTree`] changes nothing: the child goes on, and the run waits for it.
     ///
     /// # Errors
-    /// [`ChildError`]; no process was started.
+    /// [`ChildError`]. No process was started.
     ///
     /// ```no_run
     /// # async fn example(run: tenure::Run) -> Result<(), Box<dyn std::error::Error>> {
@@ -61,11 +60,11 @@ impl RunContext {
         let refused = || ChildError::Ended(self.shared.reason_so_far());
         let entry = WorkEntry::of_child(self.clone()).ok_or_else(refused)?;
         let asked_to_end = CancellationToken::new();
-        // Besides the run's own: of several children, each is ended alone.
+        // In addition to the run's own marker, so that each of several children can be ended alone.
         let marker = format!("TENURE_CHILD_{}", RunId::random().as_uuid().simple());
         let (context, asked) = (self.clone(), asked_to_end.clone());
         let warden = Warden { context, asked_to_end: asked, marker: marker.clone() };
-        // The thread first: a child that nobody looks after must never be.
+        // The thread comes first: there must never be a child that nobody looks after.
         let (starting, started) = mpsc::sync_channel::<Child>(1);
         let (told, end) = oneshot::channel();
         let thread = thread::Builder::new().name("tenure-child".to_owned()).spawn(move || {
@@ -79,7 +78,7 @@ impl RunContext {
         }
         prepare(command, self.run_id());
         let spawned = command.env(&marker, "1").spawn();
-        // A child that the same command starts next is no part of this one.
+        // The next child that this command starts must not carry this child's markers.
         command.env_remove(marker).env_remove(marker_name(self.run_id()));
         let mut child = spawned.map_err(ChildError::NotStarted)?;
         let tree = ChildTree::of(&mut child, asked_to_end, end);
@@ -102,25 +101,25 @@ impl Warden {
         let shared = &self.context.shared;
         let end = loop {
             let end = self.end_tree(tree.clone(), grace);
-            // What survives SIGKILL may still act, and keeps the session (invariant I6).
+            // A process that survives SIGKILL may still act, so it keeps the session (invariant I6).
             if end.is_verified() || shared.gave_up() {
                 break end;
             }
             thread::sleep(LOOK_AGAIN);
         };
-        // Not before: until it is waited for, its id and its group's are its own.
+        // Not before: waiting for the child frees its process id and its group's id for other processes.
         let status = child.try_wait().ok().flatten();
         ChildEnd { status, tree: end }
     }
 
-    /// Until the child has exited or is to end; answers how much time its tree has from then on.
+    /// Waits until the child has exited or is to end. Returns how much time its tree has from then on.
     fn wait_for_a_reason(&self, exited: oneshot::Receiver<()>) -> Duration {
         let shared = &self.context.shared;
         let (run_ends, asked) =
             (Box::pin(shared.told_to_end().cancelled()), Box::pin(self.asked_to_end.cancelled()));
         match block_on(select(select(exited, asked), run_ends)) {
             Either::Left(_) => shared.timing.stop_grace(),
-            // The machine says when its grace is over.
+            // The state machine cancels `killed` when the grace is over.
             Either::Right(_) => Duration::MAX,
         }
     }
@@ -134,11 +133,11 @@ impl Warden {
     }
 }
 
-/// How often what survives SIGKILL is killed again.
+/// The pause before processes that survived SIGKILL are killed again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Tells when the child has exited, and leaves it to be waited for. Where no thread can be had it tells so at once,
-/// and the child is ended: nobody could look after it.
+/// Resolves when the child has exited, without reaping the child. If no thread can be started, it resolves at once, and
+/// the child is ended, because nobody could look after it.
 fn exit_of(child: &Child) -> oneshot::Receiver<()> {
     let (exited, exit) = oneshot::channel();
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);

@@ -1,4 +1,4 @@
-//! What work under a run sees of it, and may ask of it.
+//! What work under a run sees of the run, and may ask of it.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use crate::{
     session::{FencingToken, InvalidText, RunId, RunPhase, SessionKey},
 };
 
-/// What work under a run sees of it. Cheap to clone; does not keep the run.
+/// A run as its work sees it. A context is cheap to clone and does not keep the run alive.
 #[derive(Clone)]
 pub struct RunContext {
     pub(super) shared: Arc<Shared>,
@@ -40,7 +40,7 @@ impl RunContext {
         self.shared.run_id
     }
 
-    /// The number by which resources tell this run from earlier ones.
+    /// The fencing token: the number by which a resource tells this run from earlier runs.
     pub fn fence(&self) -> FencingToken {
         self.shared.fence
     }
@@ -50,35 +50,37 @@ impl RunContext {
         instant(self.shared.acquired_at_micros)
     }
 
-    /// A token that is cancelled when the run ends, for whatever reason. Cancelling it yourself stops only who
-    /// listens to this very token; to end the run, drop or [`release`](super::Run::release) its guard.
+    /// A token that is cancelled when the run ends, for whatever reason.
+    ///
+    /// Each call returns a new child token. Cancelling it yourself stops only the work that listens to it. To end the
+    /// run, drop its guard or [`release`](super::Run::release) it.
     pub fn token(&self) -> CancellationToken {
         self.shared.told_to_end().child_token()
     }
 
-    /// Whether the run may act *now*, by the local boot clock: for use right before every side effect.
+    /// Whether the run may act *now*, by the local boot clock. Check this right before every side effect.
     ///
-    /// Costs nanoseconds, asks nobody. Once it has answered `false` it never answers `true` again.
+    /// Costs nanoseconds and does no I/O. Once it has returned `false`, it never returns `true` again.
     pub fn is_held(&self) -> bool {
         self.shared.is_held()
     }
 
-    /// How long the run may still act if no renewal is confirmed from now on; zero once it has ended.
+    /// How long the run may still act if no further renewal is confirmed. Zero once the run has ended.
     pub fn trusted_for(&self) -> Duration {
         self.shared.trusted_for()
     }
 
-    /// Tells the work to end, as a request from elsewhere would: the token is cancelled, and the lease is renewed
-    /// until the work has ended. The first reason for an end stays.
+    /// Tells the work to end, as a request from another process would. The token is cancelled, and the lease is renewed
+    /// until the work has ended. If the run already has a reason to end, that reason stays.
     pub fn stop(&self, reason: impl Into<String>) {
         if self.shared.ask_to_stop() {
             self.tell_to_end(EndReason::Stopped { by: None, reason: Some(reason.into()) });
         }
     }
 
-    /// Says that the work advances: `max_silence` counts anew from now.
+    /// Says that the work advances: `max_silence` counts again from now.
     ///
-    /// Costs nanoseconds. Renewals prove that the process lives; only this proves that its work gets anywhere.
+    /// Costs nanoseconds. A renewal proves only that the process lives. A beat proves that its work advances.
     pub fn beat(&self) {
         self.shared.beat();
     }
@@ -87,7 +89,7 @@ impl RunContext {
         self.actor.do_send(RunMessage::Stop { reason, grace: None });
     }
 
-    /// Waits until the run ends, and says why. The future borrows nothing and does not keep the run.
+    /// Waits until the run ends, and returns why. The future borrows nothing and does not keep the run alive.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -95,11 +97,12 @@ impl RunContext {
         self.shared.clone().cancelled()
     }
 
-    /// Waits until it is certain that another run may hold the session: its row is another run's, is gone, or has
-    /// expired. Never completes otherwise. What still acts must be ended by force now, whatever grace it was given.
+    /// Waits until another run may hold the session: the row belongs to another run, is gone, or is too near its expiry
+    /// to be renewed again. Otherwise the future never completes. Work that still acts must then be ended by force,
+    /// whatever grace it was given.
     ///
-    /// [`cancelled`](Self::cancelled) comes before, or has come when the run was told to stop. Work in a scope is
-    /// dropped by itself; this is for what has to be ended by hand. The future borrows nothing and does not keep the run.
+    /// [`cancelled`](Self::cancelled) completes first. Work in a scope is dropped without your help; this is for work
+    /// that you have to end by hand. The future borrows nothing and does not keep the run alive.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -108,21 +111,22 @@ impl RunContext {
         async move { shared.until_overtaken().await }
     }
 
-    /// The boot-clock instant at which trust ends, now and after each confirmed renewal; ends with the run.
+    /// The boot-clock instant at which trust ends: its present value, and its new value after each confirmed renewal.
     ///
-    /// A run that was told to stop is renewed until its work has ended, and this goes on meanwhile: the work may not
-    /// begin anything new, but has its grace. It ends at once with a loss.
+    /// A run that was told to stop is renewed until its work has ended, and the stream goes on until then. Such work
+    /// has its grace, but may not begin anything new. On a loss the stream ends at once.
     ///
-    /// For what has to stop by itself when this process cannot tell it to, like a guard of a child process.
+    /// Use it for a program that must stop by itself when this process cannot tell it to, such as a guardian of a child
+    /// process.
     pub fn trust(&self) -> impl Stream<Item = BootInstant> + Send + Unpin + 'static + use<> {
         Box::pin(self.shared.clone().trust_changes())
     }
 
-    /// Says what the run is doing, for people: at most 64 bytes without NUL. Others see it with the next renewal,
-    /// which comes at once if it is far.
+    /// Says what the run is doing, for people: at most 64 bytes without NUL. Others see it with the next renewal. If
+    /// that is far off, it is sent early.
     ///
     /// # Errors
-    /// [`InvalidText`] when it cannot be stored; nothing has changed.
+    /// [`InvalidText`] when the text cannot be stored. Nothing has changed.
     pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
         if self.shared.set_phase(RunPhase::new(phase)?) {
             self.actor.do_send(RunMessage::PhaseChanged);
@@ -130,8 +134,8 @@ impl RunContext {
         Ok(())
     }
 
-    /// Waits until others can see the phase that was [set](Self::set_phase) last. Never completes where they never will:
-    /// the run has ended before, or the database does not accept that phase.
+    /// Waits until others can see the phase that was [set](Self::set_phase) last. Never completes if they never will,
+    /// because the run has ended first or the database does not accept the phase.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

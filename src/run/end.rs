@@ -1,15 +1,15 @@
-//! How far the end of a run has come: one value, which only moves forward.
+//! How far the end of a run has come. The state only moves forward.
 //!
-//! An end has two sides. The work ends, and the row is dealt with:
+//! An end has two sides: the work ends, and the row is released or left to expire.
 //!
 //! ```text
 //! work   Working ──► ToldToEnd ──► Killed ──► GivenUp ──► Ended
 //! row    Held ──► NotAwaited ──► Known { released }
 //! ```
 //!
-//! Each side may skip steps; neither goes back. Work that ends by itself goes from `Working` to `ToldToEnd` and `Ended`
-//! at once. After a loss the row is `Known` while the work is still ending; otherwise the work ends first (invariant I6).
-//! The two tokens are cancelled with `ToldToEnd` and with `Killed`, for those who need a token to wait on.
+//! Each side may skip steps, and neither goes back. Work that ends by itself goes from `Working` to `ToldToEnd` and
+//! `Ended` at once. After a loss the row is `Known` while the work is still ending. In every other case the work ends
+//! first (invariant I6). One token is cancelled with `ToldToEnd` and one with `Killed`, for code that waits on a token.
 
 use std::sync::OnceLock;
 
@@ -18,25 +18,25 @@ use tokio_util::sync::CancellationToken;
 
 use crate::end::EndReason;
 
-/// What has become of the work.
+/// How far the end of the work has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum WorkStep {
     Working,
-    /// The run is over for everybody; the work has its grace.
+    /// The run is over for everybody. The work has its grace.
     ToldToEnd,
-    /// The work has had its time: it is dropped or killed.
+    /// The grace has passed: the work is dropped or killed.
     Killed,
     /// The work has not ended, and nobody waits for it any more.
     GivenUp,
-    /// The guard was dropped, or said that the work has ended, and so has all that it started.
+    /// The guard's work has ended, or its guard was dropped, and everything that it started has ended too.
     Ended,
 }
 
-/// What has become of the row.
+/// What is known about the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RowStep {
     Held,
-    /// Its release has had its time; it may still come.
+    /// The release was not confirmed in time. It may still be.
     NotAwaited,
     /// It is known whether the session was released, or never will be.
     Known {
@@ -49,11 +49,11 @@ struct Steps {
     work: WorkStep,
     row: RowStep,
     gave_up: bool,
-    /// Another run may hold the session already (invariant I13). Comes before the work is killed, if at all.
+    /// Another run may already hold the session (invariant I13). If set, it is set before the work is killed.
     overtaken: bool,
 }
 
-/// The end of one run, for everybody who waits for a part of it.
+/// The end of one run, for everybody who waits for a step of it.
 pub(super) struct End {
     steps: watch::Sender<Steps>,
     reason: OnceLock<EndReason>,
@@ -62,7 +62,8 @@ pub(super) struct End {
 }
 
 impl End {
-    /// `told_to_end` is a child of the supervisor's root: it is cancelled without a reason when the supervisor dies.
+    /// `told_to_end` is a child of the supervisor's root token. When the supervisor dies, it is cancelled without a
+    /// reason.
     pub(super) fn new(told_to_end: CancellationToken) -> Self {
         let start = Steps { work: WorkStep::Working, row: RowStep::Held, gave_up: false, overtaken: false };
         Self {
@@ -73,7 +74,7 @@ impl End {
         }
     }
 
-    /// Sets the reason, unless there is one; answers the one that was first (invariant I3).
+    /// Sets the reason unless there is one already. Returns the first reason (invariant I3).
     pub(super) fn set_reason(&self, reason: EndReason) -> EndReason {
         self.reason.get_or_init(|| reason).clone()
     }
@@ -108,7 +109,7 @@ impl End {
         self.advance_row(RowStep::NotAwaited);
     }
 
-    /// What was known first stays: a release that is confirmed later changes nothing for those who were told.
+    /// The first answer stays. A release that is confirmed later does not change what callers were told.
     pub(super) fn row_known(&self, released: bool) {
         self.advance_row(RowStep::Known { released });
     }
@@ -117,7 +118,7 @@ impl End {
         self.reason.get()
     }
 
-    /// The reason of a run that is over. One without a reason died with its supervisor.
+    /// The reason of a run that is over. A run without a reason died with its supervisor.
     pub(super) fn first_reason(&self) -> EndReason {
         self.set_reason(EndReason::Panicked)
     }
@@ -134,7 +135,7 @@ impl End {
         self.steps.borrow().work == WorkStep::Ended
     }
 
-    /// Whether nothing of the run is waited for any more but its release.
+    /// Whether the work has ended or was given up, so that only the release is still waited for.
     pub(super) fn is_work_over(&self) -> bool {
         self.steps.borrow().work >= WorkStep::GivenUp
     }
@@ -148,22 +149,22 @@ impl End {
         &self.told_to_end
     }
 
-    /// Cancelled when the work has had its time.
+    /// Cancelled when the work's grace has passed.
     pub(super) fn killed(&self) -> &CancellationToken {
         &self.killed
     }
 
-    /// Waits until it is known what became of the row.
+    /// Waits until it is known whether the row was released.
     pub(super) async fn until_row_known(&self) {
         self.until(|steps| steps.row >= RowStep::Known { released: false }).await;
     }
 
-    /// Waits until another run may hold the session; for ever where none may.
+    /// Waits until another run may hold the session. Never completes otherwise.
     pub(super) async fn until_overtaken(&self) {
         self.until(|steps| steps.overtaken).await;
     }
 
-    /// Waits until the work has ended or was given up, and its release has had its time.
+    /// Waits until the work has ended or was given up, and the release is confirmed or no longer waited for.
     pub(super) async fn until_over(&self) {
         self.until(|steps| steps.work >= WorkStep::GivenUp && steps.row >= RowStep::NotAwaited).await;
     }

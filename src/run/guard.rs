@@ -1,4 +1,4 @@
-//! What the guard answers without its context.
+//! Methods of the guard that pass the call on to its context.
 
 use std::{
     future::Future,
@@ -90,7 +90,7 @@ impl Run {
     /// See [`RunContext::set_phase`](super::RunContext::set_phase).
     ///
     /// # Errors
-    /// [`InvalidText`] when it cannot be stored; nothing has changed.
+    /// [`InvalidText`] when the text cannot be stored. Nothing has changed.
     pub fn set_phase(&self, phase: impl AsRef<str>) -> Result<(), InvalidText> {
         self.context.set_phase(phase)
     }
@@ -101,7 +101,7 @@ impl Run {
     /// [`PinError`]: roll the transaction back.
     ///
     /// # Cancel safety
-    /// As for every query of sqlx: drop the transaction with it.
+    /// As with every query of sqlx: if you drop the future, drop the transaction too.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub async fn pin<C: HostConnection + ?Sized>(&self, connection: &mut C) -> Result<Pinned, PinError> {
         self.context.pin(connection).await

@@ -1,4 +1,4 @@
-//! What a run's actor is told.
+//! The messages to a run's actor.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use actix::Message;
 
 use crate::end::EndReason;
 
-/// From the guard, the work, and the registry.
+/// A message from the guard, the work or the registry.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub(crate) enum RunMessage {
@@ -16,8 +16,8 @@ pub(crate) enum RunMessage {
         /// `stop_grace` unless given.
         grace: Option<Duration>,
     },
-    /// The work has ended; the reason is the first one, as the guard has set it.
+    /// The work has ended. The reason is the run's first one, as [`Shared::end`](super::Shared::end) returned it.
     WorkEnded(EndReason),
-    /// The run says that it does something else now.
+    /// The work has set a new phase.
     PhaseChanged,
 }

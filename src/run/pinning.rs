@@ -1,4 +1,4 @@
-//! Proving in a transaction of the host's that its run still holds the session.
+//! Proves in a transaction of the host that a run still holds its session.
 
 use super::RunContext;
 use crate::{
@@ -7,9 +7,9 @@ use crate::{
 };
 
 impl RunContext {
-    /// Proves, in the host's own transaction, that this run still holds its session, and keeps every other run from it
-    /// until the transaction ends: see [`pin`](crate::pin) for what that costs. Rolling back to a savepoint that was set
-    /// before gives it up.
+    /// Proves, in the host's own transaction, that this run still holds its session, and keeps every other run out of
+    /// the session until the transaction ends. [`pin`](crate::pin) says what that costs. Rolling back to a savepoint
+    /// that was set before the pin gives the pin up.
     ///
     /// ```no_run
     /// # #[cfg(feature = "postgres")]
@@ -21,16 +21,16 @@ impl RunContext {
     /// # Ok(()) }
     /// ```
     ///
-    /// The database must be the one that holds the leases. A run that was told to stop still holds its session while its
-    /// work ends, and can pin.
+    /// The transaction must be on the database that holds the leases. A run that was told to stop still holds its
+    /// session while its work ends, so it can pin.
     ///
     /// # Errors
     /// [`PinError`]: roll the transaction back.
     ///
     /// # Cancel safety
-    /// As for every query of sqlx: drop the transaction with it.
+    /// As with every query of sqlx: if you drop the future, drop the transaction too.
     pub async fn pin<C: HostConnection + ?Sized>(&self, connection: &mut C) -> Result<Pinned, PinError> {
-        // I3: what this process knows to be over stays so, whatever the row still says.
+        // I3: a run that this process knows to be lost stays lost, whatever the row still says.
         if let Some(reason) = self.shared.reason().filter(|reason| reason.is_loss()) {
             return Err(PinError::Ended(reason.clone()));
         }

@@ -1,4 +1,5 @@
-//! Work that is bound to its run: when it ends, all that it started has ended, and only then the session is free.
+//! Scopes: work that is bound to its run. The session is released only after the work, and everything that it started,
+//! has ended.
 
 use std::{
     fmt,
@@ -18,34 +19,35 @@ use super::{Run, RunContext};
 use crate::{end::EndReason, error::ScopeError};
 
 impl Run {
-    /// Runs work under this run and releases the session when the work, and all that it started through its
-    /// context ([`spawn`](RunContext::spawn), [`spawn_local`](RunContext::spawn_local),
+    /// Runs work under this run. Releases the session when the work, and everything that it started through its context
+    /// ([`spawn`](RunContext::spawn), [`spawn_local`](RunContext::spawn_local),
     #[cfg_attr(all(unix, feature = "process"), doc = "[`child`](RunContext::child)), has ended.")]
     #[cfg_attr(not(all(unix, feature = "process")), doc = "`child`), has ended.")]
     ///
-    /// The work is polled in place, on the caller's task: it may borrow, and need not be `Send`. When it returns, what
-    /// it has started is waited for, not cancelled.
+    /// The work is polled in place, on the caller's task. It may borrow, and need not be `Send`. When it returns, the
+    /// scope waits for the sub-tasks and children that the work has started. It does not cancel them.
     ///
-    /// When the run ends early, the token is cancelled; what does not return is dropped after `stop_grace`, or, when
-    /// trust has run out, at `trusted_until + safety_margin/2` at the latest, or at once when another run may hold the
-    /// session ([`is_certain_loss`](EndReason::is_certain_loss)). What cannot be dropped, a future that
-    /// never yields, keeps the lease, shown as stuck, until it ends or trust does; a
-    /// [`stuck_limit`](crate::LeaseSupervisorBuilder::stuck_limit) gives it up. A run that was told to stop before its work began
-    /// does not begin it.
+    /// When the run ends early, the token is cancelled. Work that does not return is then dropped: after `stop_grace`
+    /// when the run was told to stop, at `trusted_until + safety_margin/2` at the latest when trust has run out, and at
+    /// once when another run may hold the session ([`is_certain_loss`](EndReason::is_certain_loss)).
     ///
-    /// After the work has ended this waits for the release, but no longer than `renew_timeout`; it goes on in
-    /// the background.
+    /// A future that never yields cannot be dropped. It keeps the lease, and is shown as stuck, until it ends or trust
+    /// ends. A [`stuck_limit`](crate::LeaseSupervisorBuilder::stuck_limit) gives such work up. If the run was told to
+    /// stop before its work has begun, the work does not begin.
+    ///
+    /// After the work has ended, the scope waits for the release, but no longer than `renew_timeout`. A slower release
+    /// goes on in the background.
     ///
     /// # Errors
-    /// [`ScopeError`] when the run ended before the work did, a panic in a sub-task included. A value that the work
-    /// returned all the same is in the error.
+    /// [`ScopeError`] when the run ended before the work did. A panic in a sub-task counts as such an end. If the work
+    /// returned a value all the same, the error contains it.
     ///
     /// # Panics
-    /// A panic of the work itself goes on to the caller, and ends the run as `Panicked`.
+    /// A panic of the work itself propagates to the caller, and ends the run as `Panicked`.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the work, then ends the run as `Dropped`; what the work started is told to end,
-    /// and the session is released when it has.
+    /// Dropping the future drops the work, and then ends the run as `Dropped`. Everything that the work started is told
+    /// to end, and the session is released when it has ended.
     ///
     /// ```no_run
     /// # async fn call_tool(name: &str, token: tokio_util::sync::CancellationToken) -> String { String::new() }
@@ -66,14 +68,14 @@ impl Run {
         Scope { work, run: self }.run()
     }
 
-    /// Runs work under this run in a task of its own: it is bound to the run, not to the caller, and goes on when the
-    /// caller has gone. Otherwise like [`scope`](Self::scope).
+    /// Runs work under this run in a task of its own. The work is bound to the run and not to the caller, so it goes on
+    /// when the caller has gone. Otherwise this works like [`scope`](Self::scope).
     ///
-    /// For hosts whose handlers are dropped when their client disconnects: keep the handle by session, and let the
-    /// next request [attach](ScopeHandle::attach).
+    /// For hosts whose handlers are dropped when their client disconnects: keep the handle in a map by session, and let
+    /// the next request [attach](ScopeHandle::attach) to it.
     ///
     /// # Panics
-    /// Outside a tokio runtime. A panic of the work is in the [`ScopeError`].
+    /// Outside a tokio runtime. A panic of the work is reported in the [`ScopeError`].
     pub fn spawn_scope<F, Fut, T>(self, work: F) -> ScopeHandle<T>
     where
         F: FnOnce(RunContext) -> Fut + Send + 'static,
@@ -85,7 +87,7 @@ impl Run {
         let is_known = outcome.is_known.clone().drop_guard();
         let scope = AssertUnwindSafe(self.scope(async move |ctx| work(ctx).await)).catch_unwind();
         tokio::spawn(async move {
-            // Whatever drops this drops the work before it is said that there is nothing to wait for.
+            // Dropped after the work: nobody is told that the work is over while it still exists.
             let _is_known = is_known;
             match scope.await {
                 Ok(result) => drop(outcome.result.set(result)),
@@ -96,7 +98,7 @@ impl Run {
     }
 }
 
-/// Work and the guard it is done under: whatever drops it drops the work first.
+/// Work and the guard that it is done under. Dropping a scope drops the work first.
 struct Scope<F> {
     work: F,
     run: Run,
@@ -110,7 +112,7 @@ impl<F> Scope<F> {
         let Self { work, mut run } = self;
         let shared = run.context.shared.clone();
         let value = match shared.is_held() {
-            // Made within the arm, so that a panic or a drop ends the work before the guard says so.
+            // The work's future lives in this arm only, so a panic or a drop ends the work before the guard reports it.
             true => match select(pin!(shared.killed().cancelled()), pin!(work(run.context()))).await {
                 Either::Right((value, _)) => Some(value),
                 Either::Left(_) => None,
@@ -126,7 +128,7 @@ impl<F> Scope<F> {
             run.end(EndReason::Dropped);
         }
         shared.until_over().await;
-        // The first reason: everybody sees the same one.
+        // The first reason decides, so that everybody sees the same result.
         match (shared.ended(), value) {
             (ended, Some(value)) if ended.reason == EndReason::Completed => Ok(value),
             (ended, value) => Err(ScopeError::new(ended, value)),
@@ -134,8 +136,8 @@ impl<F> Scope<F> {
     }
 }
 
-/// Work that was started by [`spawn_scope`](Run::spawn_scope). Clones are handles of the same work; dropping them
-/// changes nothing.
+/// A handle of work that was started by [`spawn_scope`](Run::spawn_scope). Clones are handles of the same work.
+/// Dropping a handle changes nothing.
 pub struct ScopeHandle<T> {
     context: RunContext,
     outcome: Arc<ScopeOutcome<T>>,
@@ -143,29 +145,29 @@ pub struct ScopeHandle<T> {
 
 struct ScopeOutcome<T> {
     result: OnceLock<Result<T, ScopeError<T>>>,
-    /// Cancelled when there is a result, or none can come.
+    /// Cancelled when there is a result, or when none can come.
     is_known: CancellationToken,
 }
 
 impl<T> ScopeHandle<T> {
-    /// The run, as its work sees it: its ids, whether it is held, and [`stop`](RunContext::stop).
+    /// The run's context: its ids, whether it is held, and [`stop`](RunContext::stop).
     pub fn context(&self) -> &RunContext {
         &self.context
     }
 
-    /// Whether the work, and all that it started, has ended or was given up, and [`attach`](Self::attach) answers at
-    /// once.
+    /// Whether the work, and everything that it started, has ended or was given up. [`attach`](Self::attach) then
+    /// returns at once.
     pub fn is_finished(&self) -> bool {
         self.outcome.is_known.is_cancelled()
     }
 }
 
 impl<T: Clone + Send + Sync + 'static> ScopeHandle<T> {
-    /// Waits for the work as if from the beginning: answers what [`scope`](Run::scope) would have, to each who asks.
-    /// Wrap a value that is costly to clone in an [`Arc`].
+    /// Waits for the work, and returns what [`scope`](Run::scope) would have returned. Every call gets a clone of the
+    /// result. Wrap a value that is costly to clone in an [`Arc`].
     ///
     /// # Errors
-    /// [`ScopeError`] when the run ended before the work did; `Panicked` when the work panicked.
+    /// [`ScopeError`] when the run ended before the work did. Its reason is `Panicked` when the work panicked.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -174,7 +176,7 @@ impl<T: Clone + Send + Sync + 'static> ScopeHandle<T> {
         async move {
             outcome.is_known.cancelled().await;
             let result = outcome.result.get().cloned();
-            // Without a result, the work panicked, or its runtime was shut down: either has ended the run.
+            // If there is no result, the work panicked or its runtime was shut down. Either has ended the run.
             result.unwrap_or_else(|| Err(ScopeError::new(shared.ended(), None)))
         }
     }

@@ -1,4 +1,5 @@
-//! What everybody who has to do with one run sees of it: whether it may act, why it ended, what became of it.
+//! The state of one run that its guard, its work and its actor share: whether it may act, why it ended, and whether it
+//! was released.
 
 use std::{
     fmt,
@@ -28,13 +29,13 @@ use crate::{
 
 mod notes;
 
-/// What the guard, the work and the actor of one run share.
+/// The shared state of one run.
 pub(crate) struct Shared {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
     pub(crate) fence: FencingToken,
     pub(crate) acquired_at_micros: i64,
-    /// Where the leases are, for transactions of the host's.
+    /// The schema that holds the leases, for pins in transactions of the host.
     #[cfg_attr(
         not(any(feature = "postgres", feature = "sqlite")),
         allow(dead_code, reason = "nothing can be pinned")
@@ -47,32 +48,33 @@ pub(crate) struct Shared {
     )]
     pub(super) timing: Timing,
     trust: Trust,
-    /// Microseconds since 1970 by the database's clock, for the answer `Busy` from memory.
+    /// Microseconds since 1970 by the database's clock, for a `Busy` from memory.
     expires_at_micros: AtomicI64,
-    /// The end of trust for those who wait for it to move; goes on after a stop, while the work has its grace.
+    /// The end of trust, for code that waits for it to move. It goes on moving after a stop, while the work has its
+    /// grace.
     renewed_until: watch::Sender<BootInstant>,
     phase: Mutex<RunPhase>,
-    /// The newest that others can see.
+    /// The newest phase that others can see.
     shown_phase: watch::Sender<RunPhase>,
-    /// The actor has yet to look at the phase.
+    /// The actor has not yet read the newest phase.
     phase_is_new: AtomicBool,
-    /// Whoever works under the run has asked for its end.
+    /// The run's own work has asked for the run's end.
     stop_was_asked: AtomicBool,
-    /// When the work last said that it advances: nanoseconds of the boot clock.
+    /// When the work last called `beat`, in nanoseconds of the boot clock.
     last_beat: AtomicU64,
     /// The work has outlived its grace.
     pub(crate) is_stuck: AtomicBool,
-    /// Who works under this run: the guard, and all that was started through its context.
+    /// The work under this run: the guard, and everything that was started through its context.
     pub(super) works: Works,
     end: End,
-    /// The request to stop that stands, as far as is known here.
+    /// The request to stop that counts, as far as this process knows.
     stop_request: Mutex<Option<StopRequest>>,
-    /// What the last attempt to release met.
+    /// Why the last attempt to release was not confirmed.
     release_refusal: Mutex<Option<String>>,
     origin: Origin,
 }
 
-/// How a run starts.
+/// The values that a run starts with.
 pub(crate) struct Start {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
@@ -121,7 +123,7 @@ impl Shared {
         self.is_trusted() && !self.end.is_told()
     }
 
-    /// Whether trust lasts, whoever may have been told to end.
+    /// Whether trust lasts, even if the run was told to end.
     pub(super) fn is_trusted(&self) -> bool {
         self.is_of_this_process() && self.trust.holds(self.clock.now())
     }
@@ -137,7 +139,7 @@ impl Shared {
         self.expires_at_micros.load(Ordering::Relaxed)
     }
 
-    /// Moves the end of trust after a confirmed renewal; `false` when it has been seen to be over already.
+    /// Moves the end of trust after a confirmed renewal. Returns `false` if somebody has already seen trust end.
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
@@ -148,12 +150,12 @@ impl Shared {
         extended
     }
 
-    /// Where a renewal has moved the end of trust last, even after a stop: until then nobody else gets in.
+    /// The end of trust after the last renewal, renewals after a stop included. No other run gets in before it.
     pub(crate) fn renewed_until(&self) -> BootInstant {
         *self.renewed_until.borrow()
     }
 
-    /// How long the lease is trusted without another renewal, even after a stop; zero once it is lost.
+    /// How long the lease is trusted without another renewal, even after a stop. Zero once it is lost.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn renewed_for(&self) -> Duration {
         match self.reason() {
@@ -163,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// Whether nobody else can have the session yet, even after a stop.
+    /// Whether no other run can have the session yet. May also be true after a stop.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn is_renewed(&self) -> bool {
         !self.renewed_for().is_zero()
@@ -191,47 +193,47 @@ impl Shared {
         self.origin.is_this_process()
     }
 
-    /// Ends the run for everybody at once; answers the reason that was first (invariant I3).
+    /// Ends the run for everybody at once. Returns the first reason (invariant I3).
     pub(crate) fn end(&self, reason: EndReason) -> EndReason {
         let first = self.end.set_reason(reason);
-        // After the reason: whoever sees that trust is gone finds out why.
+        // After the reason is set, so that code which sees that trust is gone can read why.
         self.trust.revoke();
         self.end.tell();
         first
     }
 
-    /// The same for work that has ended. If its trust had before, it has not ended in time, even if nobody has noticed
-    /// yet.
+    /// The same for work that has ended. If trust ended before the work did, the reason is `Unconfirmed`, even if
+    /// nobody has noticed the end of trust yet.
     pub(super) fn end_in_time(&self, reason: EndReason) -> EndReason {
         self.end(if self.is_trusted() { reason } else { EndReason::Unconfirmed })
     }
 
-    /// The work has had its time.
+    /// Says that the work's grace has passed.
     pub(crate) fn kill(&self) {
         self.end.kill();
     }
 
-    /// Another run may hold the session already.
+    /// Says that another run may already hold the session.
     pub(crate) fn say_overtaken(&self) {
         self.end.overtaken();
     }
 
-    /// The work has not ended, and is not waited for any more.
+    /// Says that nobody waits for the work any more, though it has not ended.
     pub(crate) fn give_up(&self) {
         self.end.give_up();
     }
 
-    /// The guard's work has ended, and so has all that it started.
+    /// Says that the guard's work, and everything that it started, has ended.
     pub(super) fn say_work_ended(&self) {
         self.end.work_ended();
     }
 
-    /// Whoever waits for the release has waited long enough.
+    /// Lets callers that wait for the release go on without it.
     pub(crate) fn await_release_no_longer(&self) {
         self.end.await_row_no_longer();
     }
 
-    /// Says whether the session was released; for the first time only.
+    /// Says whether the session was released. Only the first call counts.
     pub(crate) fn tell_released(&self, released: bool) {
         self.end.row_known(released);
     }
@@ -240,7 +242,7 @@ impl Shared {
         self.end.reason()
     }
 
-    /// The reason, for whoever comes too late; sets none.
+    /// The reason, for work that comes too late to begin. Sets no reason.
     pub(super) fn reason_so_far(&self) -> EndReason {
         let unset = || if self.is_trusted() { EndReason::Completed } else { EndReason::Unconfirmed };
         self.reason().cloned().unwrap_or_else(unset)
@@ -251,7 +253,7 @@ impl Shared {
         self.end.first_reason()
     }
 
-    /// How the run stands, for a refusal from memory.
+    /// The run's stage, for a refusal from memory.
     pub(crate) fn stage(&self) -> RunStage {
         match self.reason() {
             None => RunStage::Running,
@@ -268,7 +270,7 @@ impl Shared {
         self.end.has_work_ended()
     }
 
-    /// Whether nothing of the run is waited for any more but its release.
+    /// Whether the work has ended or was given up, so that only the release is still waited for.
     pub(crate) fn is_work_over(&self) -> bool {
         self.end.is_work_over()
     }
@@ -278,30 +280,31 @@ impl Shared {
         self.end.gave_up()
     }
 
-    /// Cancelled when the run ends, for whatever reason: a child of the supervisor's root token.
+    /// Cancelled when the run ends, for whatever reason. A child of the supervisor's root token.
     pub(crate) fn told_to_end(&self) -> &CancellationToken {
         self.end.told_to_end()
     }
 
-    /// Cancelled when the work has had its time.
+    /// Cancelled when the work's grace has passed.
     pub(super) fn killed(&self) -> &CancellationToken {
         self.end.killed()
     }
 
     /// Waits until it is known whether the session was released.
     pub(crate) async fn until_release_known(&self) {
-        // In a fork nobody would ever say so.
+        // In a fork there is no supervisor that would ever say so.
         if self.is_of_this_process() {
             self.end.until_row_known().await;
         }
     }
 
-    /// Waits until another run may hold the session already; for ever where none may.
+    /// Waits until another run may already hold the session. Never completes otherwise.
     pub(super) async fn until_overtaken(&self) {
         self.end.until_overtaken().await;
     }
 
-    /// Waits until all that worked under the run has ended or was given up, and its release has had its time.
+    /// Waits until all work under the run has ended or was given up, and the release is confirmed or no longer waited
+    /// for.
     pub(super) async fn until_over(&self) {
         if self.is_of_this_process() {
             self.end.until_over().await;

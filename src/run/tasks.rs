@@ -1,4 +1,4 @@
-//! What was started under a run, and has to end before its session is given back (invariant I6).
+//! The work that was started under a run. All of it has to end before the session is released (invariant I6).
 
 use std::{
     fmt,
@@ -15,11 +15,11 @@ use super::{RunContext, RunMessage, Shared};
 use crate::end::EndReason;
 
 impl RunContext {
-    /// Starts a sub-task on the current tokio runtime. The run lasts until it has ended, too.
+    /// Starts a sub-task on the current tokio runtime. The run lasts until the sub-task has ended too.
     ///
-    /// When the run ends early, the sub-task's own wait on [`token`](Self::token) is how it learns; if it does not
-    /// return within `stop_grace` it is dropped, like the work itself. Its panic ends the run as `Panicked`.
-    /// When the work under this run has ended already, the sub-task does not begin.
+    /// When the run ends early, [`token`](Self::token) tells the sub-task. If it does not return within `stop_grace`,
+    /// it is dropped, like the work itself. A panic of the sub-task ends the run as `Panicked`. If all work under this
+    /// run has already ended, the sub-task does not begin.
     ///
     /// Dropping the [`Task`] changes nothing: the sub-task goes on, and the run waits for it.
     ///
@@ -47,9 +47,11 @@ impl RunContext {
 
     /// The same for work that blocks its thread, on the runtime's pool for such work.
     ///
-    /// Nothing can end it but itself: it should look at [`is_held`](Self::is_held) now and then. Until it returns the
-    /// session is kept, shown as stuck when its grace is over. A bare [`spawn_blocking`](tokio::task::spawn_blocking),
-    /// awaited in a scope or in a sub-task, is unknown to the run: the wait is dropped in time, the work goes on.
+    /// Such work cannot be ended from outside, so it should check [`is_held`](Self::is_held) now and then. Until it
+    /// returns it keeps the session, which is shown as stuck when the grace is over.
+    ///
+    /// Do not use a bare [`spawn_blocking`](tokio::task::spawn_blocking) in a scope or a sub-task: the run does not
+    /// know of it. Its `await` is dropped in time, but the work goes on.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -62,18 +64,19 @@ impl RunContext {
         Task { context: self.clone(), handle: tokio::task::spawn_blocking(move || tracked.call()) }
     }
 
-    /// Makes a future part of the run from now on, for an executor of your own: the run lasts until the returned
-    /// future has ended or was dropped. It answers like a [`Task`].
+    /// Makes a future a part of the run, for an executor of your own. The run lasts until the returned future has ended
+    /// or was dropped. Its output is like that of a [`Task`].
     ///
     /// # Cancel safety
-    /// Dropping the returned future before it has ended ends the run as `Dropped`: a part of its work is missing.
+    /// Dropping the returned future before it has ended ends the run as `Dropped`, because a part of its work is
+    /// missing.
     pub fn track<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, EndReason>> + use<F> {
         let entry = WorkEntry::of_task(self.clone());
         Tracked { work: future, entry, shared: self.shared.clone() }.run()
     }
 }
 
-/// Work on its way, with its entry: whatever drops it drops the work first.
+/// Work with its entry. Dropping this drops the work first.
 struct Tracked<W> {
     work: W,
     entry: Option<WorkEntry>,
@@ -85,7 +88,7 @@ impl<F: Future> Tracked<F> {
         let Self { work, entry, shared } = self;
         let Some(entry) = entry else { return Err(shared.reason_so_far()) };
         let value = {
-            // Made within the block: what is dropped for being late has gone before it is said to have left.
+            // The work's future lives in this block only, so it is gone before `leave` says so.
             let work = pin!(work);
             match select(pin!(shared.killed().cancelled()), work).await {
                 Either::Right((value, _)) => Ok(value),
@@ -104,7 +107,7 @@ impl<W> Tracked<W> {
     {
         let Self { work, entry, shared } = self;
         let Some(entry) = entry else { return Err(shared.reason_so_far()) };
-        // It may have waited for a thread of the pool for longer than the run had.
+        // The run may have ended while the work waited for a thread of the pool.
         let value = match shared.is_told_to_end() {
             false => Ok(work()),
             true => {
@@ -117,9 +120,9 @@ impl<W> Tracked<W> {
     }
 }
 
-/// A sub-task of a run: a future of its value, or of why the run ended without it.
+/// A sub-task of a run. As a future it returns the sub-task's value, or why the run ended without it.
 ///
-/// Dropping it changes nothing.
+/// Dropping a task changes nothing: the sub-task goes on.
 pub struct Task<T> {
     context: RunContext,
     handle: JoinHandle<Result<T, EndReason>>,
@@ -150,31 +153,31 @@ impl<T> fmt::Debug for Task<T> {
     }
 }
 
-/// One that works under a run. The last to leave says that the work has ended.
+/// An entry for one piece of work under a run. The last entry to leave says that the work has ended.
 ///
-/// Dropping one of the guard or of a task without leaving ends the run: a part of its work was cut off.
+/// If the entry of the guard or of a task is dropped without leaving, the run ends: a part of its work was cut off.
 pub(super) struct WorkEntry {
     context: RunContext,
     if_dropped: IfDropped,
 }
 
-/// What it says of the work that an entry is dropped.
+/// What the drop of an entry says about its work.
 enum IfDropped {
-    /// It has ended, as was said.
+    /// The work has ended, because the entry has left.
     Ended,
-    /// It has ended, or never begun, unless its thread panics.
+    /// The work has ended or never begun, unless its thread panics.
     #[cfg(all(unix, feature = "process"))]
     EndedUnlessPanicking,
     CutOff,
 }
 
 impl WorkEntry {
-    /// The one that the run began with.
+    /// The entry that the run begins with.
     pub(super) fn of_guard(context: RunContext) -> Self {
         Self { context, if_dropped: IfDropped::CutOff }
     }
 
-    /// One more, unless all have left.
+    /// A further entry. `None` if all entries have left.
     pub(super) fn of_task(context: RunContext) -> Option<Self> {
         context.shared.works.enter().then(|| Self { context, if_dropped: IfDropped::CutOff })
     }
@@ -189,11 +192,11 @@ impl WorkEntry {
     }
 }
 
-/// Also runs while unwinding: it does nothing that can panic.
+/// Also runs while unwinding, so it does nothing that can panic.
 impl Drop for WorkEntry {
     fn drop(&mut self) {
         let RunContext { shared, actor } = &self.context;
-        // What a fork drops is its copy: the run is the parent's.
+        // A fork drops only its copy. The run belongs to the parent.
         if !shared.is_of_this_process() {
             return;
         }
@@ -210,7 +213,7 @@ impl Drop for WorkEntry {
         if shared.works.leave() {
             let reason = shared.end_in_time(EndReason::Completed);
             shared.say_work_ended();
-            // A run whose actor is gone was cancelled by the actor's own end.
+            // If the actor is gone, its drop has already cancelled the run.
             actor.do_send(RunMessage::WorkEnded(reason));
         }
     }

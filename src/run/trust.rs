@@ -1,4 +1,4 @@
-//! Until when a run may act.
+//! The instant until which a run may act.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,8 +6,8 @@ use crate::clock::BootInstant;
 
 /// The end of trust, readable from any thread without a lock.
 ///
-/// Whoever sees it pass closes it for good: a renewal that was confirmed just before, and is published just
-/// after, must not let `is_held` go from `false` back to `true` (invariant I3).
+/// The first reader that sees trust end closes it for good. A renewal may have been confirmed just before and be
+/// published just after. It must not let `is_held` go from `false` back to `true` (invariant I3).
 pub(super) struct Trust(AtomicU64);
 
 impl Trust {
@@ -22,7 +22,7 @@ impl Trust {
         if now.as_nanos() < until {
             return true;
         }
-        // Fails when it was extended in between: then it had not passed.
+        // The exchange fails if a renewal has extended trust in between. Then trust has not ended.
         let closed = self.0.compare_exchange(until, Self::OVER, Ordering::AcqRel, Ordering::Acquire);
         closed.is_err_and(|extended| now.as_nanos() < extended)
     }

@@ -1,8 +1,8 @@
-//! How many still work under a run.
+//! Counts the work under a run.
 
 use std::sync::{Mutex, PoisonError};
 
-/// How many work under a run, its guard included. Once there is nobody left, nobody gets in any more.
+/// How many pieces of work there are under a run, its guard included. Once the count is zero, nothing can enter.
 pub(super) struct Works(Mutex<usize>);
 
 impl Works {
@@ -17,7 +17,7 @@ impl Works {
         is_open
     }
 
-    /// Answers whether that was the last.
+    /// Returns whether this was the last.
     pub(super) fn leave(&self) -> bool {
         let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *count -= 1;

@@ -1,4 +1,4 @@
-//! Which session, which run, which fence.
+//! Identifiers: session keys, run ids, node ids and fencing tokens.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -9,8 +9,8 @@ use crate::text::printable_name;
 
 /// What runs contend for: one chat session of one account.
 ///
-/// Both parts are 1 to 255 bytes of UTF-8 without NUL, compared byte for byte: no case folding, no
-/// trimming, no Unicode normalisation. Cloning is cheap.
+/// Both parts are 1 to 255 bytes of UTF-8 without NUL. They are compared byte for byte, without case folding, trimming
+/// or Unicode normalisation. Cloning is cheap.
 ///
 /// ```
 /// # use tenure::SessionKey;
@@ -31,7 +31,7 @@ impl SessionKey {
     /// The longest account or session id, in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Makes a key from its two parts.
+    /// A key of these two parts.
     ///
     /// # Errors
     /// [`InvalidText`] when a part is empty, longer than 255 bytes or contains a NUL.
@@ -66,14 +66,14 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-/// One execution of a session: a fresh random UUID (v4) per attempt. An identity, never an order.
+/// The id of one execution of a session: a fresh random UUID (v4) per attempt. Run ids have no order that means
+/// anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
 pub struct RunId(Uuid);
 
-/// One started supervisor: a random UUID (v4) per start, so that a restart under the same host name is
-/// another node.
+/// The id of one started supervisor: a random UUID (v4) per start. A restart under the same host name is another node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]
@@ -82,7 +82,7 @@ pub struct NodeId(Uuid);
 macro_rules! uuid_id {
     ($name:ident) => {
         impl $name {
-            /// A fresh random one.
+            /// A fresh random id.
             pub fn random() -> Self {
                 Self(Uuid::new_v4())
             }
@@ -126,9 +126,9 @@ uuid_id!(NodeId);
 
 /// The ordered number that a resource checks to refuse a late writer.
 ///
-/// Within one session every new run gets a strictly greater number than every run before it (invariant I8);
-/// across sessions the numbers mean nothing. It is positive and fits a signed 64-bit column. A resource
-/// keeps the greatest number it has seen per session and refuses a write that carries a smaller one: see
+/// Within one session, every new run gets a strictly greater number than every earlier run (invariant I8). Numbers of
+/// different sessions cannot be compared. The number is positive and fits a signed 64-bit column. A resource keeps the
+/// greatest number that it has seen per session, and refuses a write that carries a smaller one: see
 /// [`fence_gate`](crate::fence_gate).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

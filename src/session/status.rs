@@ -1,4 +1,4 @@
-//! Who holds a session, and how it stands.
+//! Who holds a session, and in which state the session is.
 
 use std::{
     str::FromStr,
@@ -12,7 +12,7 @@ use super::{
     texts::{Label, RunPhase},
 };
 
-/// How a live run stands, as every device can see it in the row.
+/// The stage of a live run, as everybody can see it in the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
@@ -22,7 +22,7 @@ pub enum RunStage {
     Running,
     /// The work was told to end and has not ended yet.
     Stopping,
-    /// The work has outlived its grace; the lease is kept until it ends (invariant I6).
+    /// The work has outlived its grace. The lease is kept until the work ends or trust ends (invariant I6).
     Stuck,
 }
 
@@ -37,7 +37,7 @@ impl RunStage {
     }
 }
 
-/// A word that is not a stage: the row was written by something else.
+/// A word that is not a stage. Something other than this release has written the row.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a stage of a run")]
 pub struct UnknownStage(String);
@@ -53,12 +53,12 @@ impl FromStr for RunStage {
     }
 }
 
-/// Somebody asked a run to stop. The first request is kept.
+/// A request to stop a run. A run keeps the first request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StopRequest {
-    /// When, by the database's clock.
+    /// When it was made, by the database's clock.
     #[cfg_attr(
         feature = "serde",
         serde(serialize_with = "wire::rfc3339", deserialize_with = "wire::from_rfc3339")
@@ -77,7 +77,7 @@ impl StopRequest {
     }
 }
 
-/// Who holds, or last held, a session: for people, and for the answer to whoever was refused.
+/// Who holds a session, or held it last. For people, and for the answer to a refused acquire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -100,13 +100,13 @@ pub struct Holder {
         serde(serialize_with = "wire::rfc3339", deserialize_with = "wire::from_rfc3339")
     )]
     pub since: SystemTime,
-    /// When the lease expires unless renewed, by the database's clock.
+    /// When the lease expires unless it is renewed, by the database's clock.
     #[cfg_attr(
         feature = "serde",
         serde(serialize_with = "wire::rfc3339", deserialize_with = "wire::from_rfc3339")
     )]
     pub expires_at: SystemTime,
-    /// The time left when the row was read; zero once expired.
+    /// The time that was left when the row was read. Zero once the lease has expired.
     #[cfg_attr(
         feature = "serde",
         serde(
@@ -128,13 +128,13 @@ pub struct Holder {
 pub enum SessionState {
     /// Nobody holds it.
     Idle,
-    /// A run holds it and works.
+    /// A run holds it, and works.
     Running,
-    /// A run holds it and was told to end.
+    /// A run holds it, and was told to end.
     Stopping,
-    /// A run holds it and its work does not end.
+    /// A run holds it, and its work does not end.
     Stuck,
-    /// A run held it, and neither renewed nor released it. The next acquire takes it over.
+    /// A run held it, and neither renewed nor released it. The next acquire takes the lease over.
     Expired,
 }
 
@@ -149,8 +149,7 @@ pub struct SessionStatus {
     pub state: SessionState,
     /// Who holds it, or last held it when `state` is [`Expired`](SessionState::Expired). `None` when idle.
     pub holder: Option<Holder>,
-    /// The server that has said so, when it is not the one that takes writes: then this was so once.
-    /// `None` when it is so now.
+    /// The standby that answered. Its answer may be out of date. `None` if the server that takes writes answered.
     pub standby: Option<Standby>,
 }
 
@@ -160,7 +159,7 @@ impl SessionStatus {
         Self { key, state: SessionState::Idle, holder: None, standby: None }
     }
 
-    /// A session whose row says this.
+    /// A session whose row names this holder.
     pub fn held(key: SessionKey, holder: Holder) -> Self {
         let state = match (holder.expires_in.is_zero(), holder.stage) {
             (true, _) => SessionState::Expired,
@@ -186,19 +185,19 @@ impl SessionStatus {
     }
 }
 
-/// A server that takes no writes and has answered all the same, as for a supervisor that
-/// [only looks](crate::LeaseSupervisorBuilder::looking_only).
+/// A server that takes no writes, but answered a supervisor that [only
+/// looks](crate::LeaseSupervisorBuilder::looking_only).
 ///
-/// What it shows was so once: it knows nothing of what its primary has done since, and a primary that was demoted
-/// nothing of its successor.
+/// Its answer may be out of date. It does not know what its primary has done since its last commit. A primary that was
+/// demoted does not know what its successor has done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Standby {
-    /// Which server, for people: without credentials.
+    /// Which server, for people. The text has no credentials in it.
     pub server: String,
-    /// How old the last commit is that it knows: what it shows is no older than that. `None` where the server cannot
-    /// say.
+    /// The age of the last commit that the server knows. Its answers are out of date by no more than that. `None` if
+    /// the server cannot say.
     #[cfg_attr(
         feature = "serde",
         serde(

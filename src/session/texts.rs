@@ -1,10 +1,10 @@
-//! Texts that people choose, checked once when they are made.
+//! Texts that people choose. They are checked once, when they are made.
 
 use std::{fmt, sync::Arc};
 
 use crate::text::printable;
 
-/// The name of a holder for people: 1 to 255 bytes without NUL. Not an identity: two processes may share it.
+/// The name of a holder, for people: 1 to 255 bytes without NUL. Not an identity: two processes may share a label.
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]

@@ -1,4 +1,4 @@
-//! How instants and durations are written for other programs, and read back: RFC 3339 and whole milliseconds.
+//! The JSON form of instants and durations: RFC 3339 and whole milliseconds.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,4 +1,4 @@
-//! What a supervisor is started with, checked before anything is started.
+//! The settings of a supervisor. They are checked before anything is started.
 
 use std::{
     fmt,
@@ -25,8 +25,8 @@ use crate::{
     session::Label,
     store::{self, SharedStore, StoreError},
 };
-/// Describes a [`LeaseSupervisor`]. All durations derive from the [`ttl`](Self::ttl) unless set; relations that
-/// cannot work are refused by [`start`](Self::start).
+/// Configures and starts a [`LeaseSupervisor`]. Most durations derive from the [`ttl`](Self::ttl) unless they are set.
+/// [`start`](Self::start) refuses durations that cannot work together.
 #[must_use = "a builder does nothing until it is started"]
 #[derive(Debug, Clone)]
 pub struct LeaseSupervisorBuilder {
@@ -66,14 +66,13 @@ impl LeaseSupervisorBuilder {
         }
     }
 
-    /// The holder's name for people: 1 to 255 bytes without NUL. Default
-    /// [`user@host`](Label::user_at_host).
+    /// The holder's name for people: 1 to 255 bytes without NUL. Default: [`user@host`](Label::user_at_host).
     pub fn holder_label(mut self, label: impl Into<String>) -> Self {
         self.holder = Some(label.into());
         self
     }
 
-    /// The granted length of a lease: 1 s to 24 h. Default 30 s.
+    /// How long a lease is granted for: 1 s to 24 h. Default: 30 s.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = Some(ttl);
         self
@@ -97,36 +96,38 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// See [`Timing::acquire_timeout`](crate::Timing::acquire_timeout). 20 ms to 24 h.
+    /// See [`Timing::acquire_timeout`](crate::Timing::acquire_timeout). Bounds: 20 ms to 24 h.
     pub fn acquire_timeout(mut self, timeout: Duration) -> Self {
         self.settings.acquire_timeout = Some(timeout);
         self
     }
 
-    /// See [`Timing::stop_grace`](crate::Timing::stop_grace). It has nothing to do with the ttl; at most a year.
+    /// See [`Timing::stop_grace`](crate::Timing::stop_grace). It does not depend on the ttl. At most a year.
     pub fn stop_grace(mut self, grace: Duration) -> Self {
         self.settings.stop_grace = Some(grace);
         self
     }
 
-    /// See [`Timing::stuck_limit`](crate::Timing::stuck_limit). Off by default; zero to a year, counted from when the run is stuck. What is given
-    /// up this way may still act while the next run works: only a fencing token keeps them apart then.
+    /// See [`Timing::stuck_limit`](crate::Timing::stuck_limit). Off by default. Zero to a year, counted from the moment
+    /// when the run becomes stuck. Work that is given up this way may still act while the next run works. Only a
+    /// fencing token keeps the two apart then.
     pub fn stuck_limit(mut self, limit: Duration) -> Self {
         self.settings.stuck_limit = Some(limit);
         self
     }
 
-    /// How long one attempt to connect may take, at [`start`](Self::start) and later. Default 5 s.
+    /// How long one attempt to connect may take, at [`start`](Self::start) and later. Default: 5 s.
     ///
-    /// It has nothing to do with the ttl: connections are opened ahead of need, and a statement's time begins when it
-    /// is sent. On a slow line connecting takes about twelve round trips, with TLS and a password.
+    /// It does not depend on the ttl: connections are opened before they are needed, and a statement's time begins when
+    /// the statement is sent. Connecting with TLS and a password takes about twelve round trips.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Asks a function who logs in to PostgreSQL, for each new connection: for passwords and tokens that last for minutes,
-    /// and users that come and go. The password of the URL, of PGPASSWORD and of password files then counts for nothing.
+    /// Sets a function that returns the user and password for each new connection to PostgreSQL. Use it for passwords
+    /// and tokens that are valid for minutes, and for users that come and go. The passwords in the URL, in PGPASSWORD
+    /// and in password files are then ignored.
     ///
     /// ```no_run
     /// # async fn token_for(host: &str, user: &str) -> std::io::Result<String> { unimplemented!() }
@@ -139,17 +140,18 @@ impl LeaseSupervisorBuilder {
     /// );
     /// ```
     ///
-    /// It is called on a thread of its own with a tokio runtime, so it may do what it likes there; several calls may be
-    /// under way. A new connection waits for it no longer than it may take as a whole, 3 s by default
-    /// ([`Timing::renew_timeout`](crate::Timing::renew_timeout)): keep what is valid for some time, and renew it ahead. Open connections are not
-    /// affected when it expires.
+    /// The function is called on a thread of its own with a tokio runtime, so it may block. Several calls may be under
+    /// way at once. A new connection waits for the function no longer than connecting may take as a whole, 3 s by
+    /// default ([`Timing::renew_timeout`](crate::Timing::renew_timeout)). So keep a token for as long as it is valid,
+    /// and fetch the next one before it expires. Open connections do not notice when a token expires.
     ///
-    /// An error, a panic or no answer in time is as if the server were away: runs go on at risk until their trust ends.
-    /// What the error says is shown to people, so it must not hold a secret. After an error, or when the server refuses
-    /// what was given, the function is not called again before a pause of at most 5 s, which all connections share.
+    /// An error, a panic or no answer in time counts as an unreachable server: runs go on at risk until their trust
+    /// ends. The text of the error is shown to people, so it must not contain a secret. After an error, or after the
+    /// server has refused a login, the function is not called again before a pause of at most 5 s. All connections
+    /// share that pause.
     ///
     /// # Cancel safety
-    /// When nobody waits for the connection any more, the function's future is dropped.
+    /// The function's future is dropped when nobody waits for the connection any more.
     #[cfg(feature = "postgres")]
     pub fn login<F, A, E>(mut self, provider: F) -> Self
     where
@@ -161,47 +163,49 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// How many connections there are, and what shares them. Default [`Connections::PerVerb`].
+    /// How many connections there are, and which statements share them. Default: [`Connections::PerVerb`].
     ///
-    /// They are opened by [`start`](Self::start), or by the first acquire after a quiet minute. A session is granted only
-    /// while those that will renew and release it are open.
+    /// [`start`](Self::start) opens them. So does the first acquire after a minute without a session. A session is
+    /// granted only while the connections that will renew and release it are open.
     pub fn connections(mut self, connections: Connections) -> Self {
         self.connections = connections;
         self
     }
 
-    /// Tells an actor of the host what happens to all runs of this supervisor, as messages; may be repeated for others.
+    /// Sends an actor of the host a message for each event of all runs of this supervisor. Call this again for each
+    /// further actor.
     ///
-    /// One message is on its way at a time. What happens while the actor is busy is kept, up to 1,024 events; then the
-    /// oldest are dropped and told as [`RunEvent::Missed`]. A slow or dead actor delays nothing and nobody.
+    /// One message is on its way at a time. While the actor is busy, up to 1,024 events are kept. Beyond that the
+    /// oldest are dropped, and [`RunEvent::Missed`] says how many. A slow or dead actor delays nothing else.
     pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
         self.listeners.push(recipient);
         self
     }
 
-    /// Whether requests to stop are listened for; otherwise one reaches its run with the next renewal. Default `true`.
+    /// Whether the supervisor listens for requests to stop. Without hints, a request reaches its run with the next
+    /// renewal. Default: `true`.
     ///
-    /// On PostgreSQL this takes one more connection while there is any session, and none is listened on behind
-    /// PgBouncer (`pgbouncer=true`). On SQLite it is a look, five times a second, at whether anybody has written to the
-    /// file.
+    /// On PostgreSQL this takes one more connection while the supervisor has a session. It does not listen behind
+    /// PgBouncer (`pgbouncer=true`). On SQLite it checks five times a second whether anybody has written to the file.
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
         self
     }
 
-    /// For a supervisor that only looks: [`inspect`](LeaseSupervisor::inspect), [`list`](LeaseSupervisor::list) and
-    /// [`watch`](LeaseSupervisor::watch) work wherever the leases can be read, with a role that may only read, on a hot
-    /// standby, and on a SQLite file that this user may not write. It creates nothing. Default `false`.
+    /// Makes a supervisor that only looks. [`inspect`](LeaseSupervisor::inspect), [`list`](LeaseSupervisor::list) and
+    /// [`watch`](LeaseSupervisor::watch) then work wherever the leases can be read: with a role that may only read, on
+    /// a hot standby, and on a SQLite file that this user may not write. Nothing is created. Off by default.
     ///
-    /// The server that takes writes is asked wherever it can be reached. Where only another one answers, each answer
-    /// names it ([`SessionStatus::standby`](crate::SessionStatus::standby)), and how old the last commit is that it
-    /// knows. What writes, [`acquire`](LeaseSupervisor::acquire) above all, needs what it always needs.
+    /// The supervisor asks the server that takes writes whenever it can reach it. If only a standby answers, each
+    /// answer names the standby ([`SessionStatus::standby`](crate::SessionStatus::standby)) and says how old the last
+    /// commit is that the standby knows. Calls that write, like [`acquire`](LeaseSupervisor::acquire), still need the
+    /// server that takes writes, and the right to write.
     pub fn looking_only(mut self) -> Self {
         self.looking_only = true;
         self
     }
 
-    /// Another source of local time, for tests.
+    /// Sets another source of local time, for tests.
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
         self
@@ -209,11 +213,11 @@ impl LeaseSupervisorBuilder {
 
     /// Checks the settings, connects, and starts the supervisor on a thread of its own.
     ///
-    /// A SQLite file that does not exist is created, with its schema; a PostgreSQL database needs
+    /// A SQLite file that does not exist is created with its schema. A PostgreSQL database needs
     /// [`migrate`](crate::migrate) once.
     ///
     /// # Errors
-    /// [`StartError`]; nothing was started.
+    /// [`StartError`]. Nothing is left running.
     ///
     /// # Cancel safety
     /// Dropping the future ends what was started.
@@ -237,8 +241,8 @@ impl LeaseSupervisorBuilder {
         Ok(LeaseSupervisor { inner })
     }
 
-    /// Like [`start`](Self::start), but on the current actix system, whose clock may be paused: for tests in
-    /// virtual time on the in-memory store.
+    /// Like [`start`](Self::start), but on the current actix system, whose clock may be paused. For tests in virtual
+    /// time on the in-memory store.
     ///
     /// # Errors
     /// As [`start`](Self::start).

@@ -1,4 +1,4 @@
-//! How many connections a supervisor has, and which share what.
+//! How many connections a supervisor has, and which statements share them.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     store::{Bounds, SharedStore, StoreError, VerbKind},
 };
 
-/// How many connections a supervisor takes for its statements; see
+/// How many connections a supervisor opens for its statements; see
 /// [`LeaseSupervisorBuilder::connections`](crate::LeaseSupervisorBuilder::connections).
 ///
 /// | while … | `PerVerb` | `Shared` |
@@ -25,32 +25,32 @@ use crate::{
 /// | connecting takes longer than two renewals may | 7 | 2 |
 /// | a statement is silent, a row locked, or a connection lost | up to 10 | up to 3 |
 ///
-/// Besides them, on PostgreSQL, [hints](crate::LeaseSupervisorBuilder::hints) take one while there is a session, and
-/// [watching](crate::LeaseSupervisor::watch) takes one from when somebody first watches. The pool of the application is never
-/// used: what exhausts it would stop renewals with it.
+/// On PostgreSQL, [hints](crate::LeaseSupervisorBuilder::hints) take one more connection while there is a session, and
+/// [watching](crate::LeaseSupervisor::watch) takes one more once somebody has begun to watch. The application's pool is
+/// never used, because an exhausted pool would stop renewals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Connections {
-    /// One each to acquire, renew, release, and look. For servers with many runs.
+    /// One connection each for acquires, renewals, releases and queries. For servers with many runs.
     ///
-    /// Nothing waits for anything of another kind, and a renewal for nothing but an earlier batch of renewals.
+    /// No statement waits for a statement of another kind. A renewal waits only for an earlier batch of renewals.
     #[default]
     PerVerb,
-    /// One for all. For a process with a run or a few, when there are many such processes.
+    /// One connection for all statements. For a process with one run or a few, where there are many such processes.
     ///
-    /// Renewals are still not starved: when one is due, or a release, and the connection is busy or silent for longer
-    /// than a quarter of `renew_timeout` (250 ms at most), a second one is opened besides, while there is time for three
-    /// attempts. It is closed when it has not been used for 30 s.
+    /// Renewals are still not starved. If a renewal or a release is due, and the connection is busy or silent for
+    /// longer than a quarter of `renew_timeout` (250 ms at most), a second connection is opened. That is early enough
+    /// for three attempts. The second connection is closed after 30 s without use.
     Shared,
 }
 
-/// The pools of a supervisor. In [`Connections::Shared`] all are the same.
+/// The pools of a supervisor. With [`Connections::Shared`] they are all the same pool.
 pub(super) struct Pools {
     pub(super) queries: Pool,
     pub(super) acquires: Pool,
     pub(super) renewals: Pool,
     pub(super) releases: Pool,
-    /// For what goes one by one: nothing is kept open.
+    /// For items that are sent one by one. No connection is kept open.
     pub(super) acquires_alone: Pool,
     pub(super) renewals_alone: Pool,
     pub(super) releases_alone: Pool,
@@ -64,11 +64,11 @@ pub(super) struct Common {
     pub(super) goodbyes: TaskTracker,
 }
 
-/// Connections that no session has needed for so long are closed.
+/// How long after the last session the connections are closed.
 const REST_AFTER: Duration = Duration::from_secs(60);
-/// What a round trip may take of the time for a renewal: the rest is for the database, and for chance.
+/// `renew_timeout` must be this many times the round trip. The rest is for the database's own work and for delays.
 const MARGIN: f64 = 1.15;
-/// One round trip may have been slow for another reason than the line.
+/// How many round trips are measured. One alone may be slow for another reason than the line.
 const TRIPS: usize = 5;
 
 impl Connections {
@@ -90,7 +90,7 @@ impl Connections {
                 }
             }
             Self::Shared => {
-                // The server bounds all statements alike; each verb's own time-out comes besides.
+                // One bound on the server for all statements. Each verb also has its own time-out on the client.
                 let longest = common.timing.query_timeout().max(common.timing.acquire_attempt_timeout());
                 let all = &[VerbKind::Acquire, VerbKind::Renew, VerbKind::Release];
                 let pool = || common.pool(longest, all, 1, 3);
@@ -110,7 +110,7 @@ impl Connections {
 }
 
 impl Common {
-    /// For who only looks: what writes is opened when it is asked for.
+    /// For a supervisor that only looks. Connections that write are opened only when they are needed.
     pub(super) fn pools_to_look(&self, looked_at: SharedStore) -> Pools {
         let statement = self.timing.acquire_attempt_timeout();
         let writes = || self.pool(statement, &[], 0, 2);
@@ -130,7 +130,7 @@ impl Common {
         Pool::new(PoolPlan { verbs, kept, most, ..self.plan(self.store.clone(), statement) })
     }
 
-    /// For what asks besides: a short question does not wait for a long one.
+    /// For queries. There may be two connections, so that a short query does not wait for a long one.
     fn pool_of_queries(&self, store: SharedStore) -> Pool {
         let plan = self.plan(store, self.timing.query_timeout());
         Pool::new(PoolPlan { most: 2, time_to_spare: Duration::ZERO, linger: LINGER_OF_QUERIES, ..plan })
@@ -149,24 +149,26 @@ impl Common {
             longest_backoff: self.timing.longest_backoff(),
             time_to_spare: (patience / 4).min(LONGEST_TIME_TO_SPARE),
             linger: LINGER,
-            // Twice between two renewals, and not when one is due.
+            // About twice between two renewals, and at another time than a renewal.
             check_interval: (self.timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK),
             goodbyes: self.goodbyes.clone(),
         }
     }
 }
 
-/// Longer than from one renewal to the next, so that a slow database does not have one opened for each.
+/// How long a spare connection is kept after its last use. Longer than the time between two renewals, so that a slow
+/// database does not cost one new connection per renewal.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_OF_QUERIES: Duration = Duration::from_secs(5);
-/// Short enough that what waits still has most of its time.
+/// Short enough to leave a waiting statement most of its time.
 const LONGEST_TIME_TO_SPARE: Duration = Duration::from_millis(250);
-/// How often a connection at rest is asked for a sign of life.
+/// Bounds on how often an idle connection is pinged.
 const SHORTEST_CHECK: Duration = Duration::from_millis(200);
 const LONGEST_CHECK: Duration = Duration::from_secs(5);
 
 impl Pools {
-    /// Opens the first connection, and then the others at once: a database that is to be created is created once.
+    /// Opens one connection first, and then the others together, so that a database that has to be created is created
+    /// once.
     pub(super) async fn open(&self, timing: &Timing, within: Duration) -> Result<(), StartError> {
         opened(&self.queries, within).await?;
         check_line(&self.queries, timing).await?;
@@ -174,7 +176,7 @@ impl Pools {
             [&self.acquires, &self.renewals, &self.releases].into_iter().filter(|pool| pool.is_kept());
         let others: Vec<_> = others.collect();
         futures::future::try_join_all(others.iter().map(|pool| opened(pool, within))).await?;
-        // Without spare ones runs can do, if nothing is lost.
+        // Runs can do without spare connections as long as none is lost.
         let spare = others.iter().map(|pool| timeout(within, pool.ready_with_spare()));
         futures::future::join_all(spare).await;
         Ok(())
@@ -185,7 +187,7 @@ impl Pools {
         vec![self.acquires.clone(), self.renewals.clone(), self.releases.clone()]
     }
 
-    /// Closes what no session needs any more.
+    /// Closes the connections of these pools whenever there has been no session for a while.
     pub(super) async fn rest_when_idle(
         pools: Vec<Pool>,
         mut is_busy: watch::Receiver<bool>,
@@ -211,17 +213,17 @@ async fn opened(pool: &Pool, within: Duration) -> Result<(), StoreError> {
     let began = Instant::now();
     let ready = || timeout_at(until, pool.ready());
     match ready().await {
-        // A server that stood still refuses first what has waited for too long, and is well then.
+        // A server that was frozen may first refuse what has waited too long, and then work normally: try once more.
         Ok(Err(error)) if error.is_transient() && began.elapsed() > STOOD_STILL => ready().await,
         answered => answered,
     }
     .unwrap_or_else(|_elapsed| Err(pool.late(within)))
 }
 
-/// A server that refuses a connection does so sooner.
+/// A refusal later than this comes from a server that was frozen. A healthy server refuses sooner.
 const STOOD_STILL: Duration = Duration::from_millis(500);
 
-/// Renewals must have time for a round trip, or every run would be granted and lost.
+/// Refuses a line that is too slow for renewals: every run would be granted and then lost.
 async fn check_line(pool: &Pool, timing: &Timing) -> Result<(), StartError> {
     let mut quickest = Duration::MAX;
     for _ in 0..TRIPS {
@@ -246,7 +248,7 @@ async fn check_line(pool: &Pool, timing: &Timing) -> Result<(), StartError> {
     })
 }
 
-/// What the server may take for one statement; the client's own time-outs come besides.
+/// How long the server may take for one statement. The client has its own time-outs besides.
 pub(super) fn bounds(timing: &Timing, statement: Duration) -> Bounds {
     Bounds { statement, lock: timing.lock_timeout().min(statement / 2) }
 }

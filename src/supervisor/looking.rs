@@ -1,10 +1,10 @@
-//! A supervisor that only looks.
+//! The store of a supervisor that only looks.
 
 use futures::future::BoxFuture;
 
 use crate::store::{Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError};
 
-/// A store whose connections are for looking.
+/// A store whose connections may only read, and may be to a standby.
 pub(super) struct OnlyLooking(pub(super) SharedStore);
 
 impl crate::store::sealed::Sealed for OnlyLooking {}

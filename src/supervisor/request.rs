@@ -1,4 +1,4 @@
-//! Requests with options, sent when they are awaited.
+//! Requests with options. A request is sent when it is awaited.
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     store::Page,
 };
 
-/// A request for a session; await it.
+/// A request for a session. Await it to send it.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Clone)]
 pub struct AcquireBuilder {
@@ -36,29 +36,29 @@ impl AcquireBuilder {
         self
     }
 
-    /// What the run does first, for people: at most 64 bytes without NUL. Empty by default.
+    /// The phase that the run begins in, for people: at most 64 bytes without NUL. Empty by default.
     pub fn phase(mut self, phase: impl Into<String>) -> Self {
         self.phase = Some(phase.into());
         self
     }
 
-    /// The run is told to stop (`TimedOut`) this long after its grant, time in suspend included. Without a limit by
-    /// default.
+    /// Tells the run to stop (`TimedOut`) this long after its grant. Time in suspend counts. No limit by default.
     pub fn max_duration(mut self, duration: Duration) -> Self {
         self.limits.push(Limit::MaxDuration(duration));
         self
     }
 
-    /// The run is told to stop (`TimedOut`) when its work has not said for this long that it advances, by
-    /// [`beat`](crate::RunContext::beat); time in suspend included, counted from the grant. Without a limit by default.
-    /// It says nothing of the lease: renewals go on while the work hangs.
+    /// Tells the run to stop (`TimedOut`) when its work has not called [`beat`](crate::RunContext::beat) for this long.
+    /// The time counts from the grant, and time in suspend counts. No limit by default.
+    ///
+    /// Renewals do not depend on `beat`: they go on while the work hangs.
     pub fn max_silence(mut self, duration: Duration) -> Self {
         self.limits.push(Limit::MaxSilence(duration));
         self
     }
 
-    /// Tells an actor of the host what happens to this run, from `Acquired` to `Ended`. As
-    /// [`LeaseSupervisorBuilder::events`](crate::LeaseSupervisorBuilder::events), with room for 64 events.
+    /// Sends an actor of the host a message for each event of this run, from `Acquired` to `Ended`. Works like
+    /// [`LeaseSupervisorBuilder::events`](crate::LeaseSupervisorBuilder::events), but keeps 64 events.
     pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
         self.events = Some(recipient);
         self
@@ -103,7 +103,7 @@ impl IntoFuture for AcquireBuilder {
     }
 }
 
-/// A request for many sessions; await it.
+/// A request to read many sessions. Await it to send it.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Debug, Clone)]
 pub struct ListBuilder {
@@ -118,7 +118,7 @@ impl ListBuilder {
         self
     }
 
-    /// Sessions whose lease has expired too.
+    /// Also sessions whose lease has expired.
     pub fn include_expired(mut self) -> Self {
         self.page.expired = true;
         self
@@ -130,13 +130,13 @@ impl ListBuilder {
         self
     }
 
-    /// At most this many; all by default.
+    /// At most this many sessions. All by default.
     pub fn limit(mut self, limit: u32) -> Self {
         self.page.limit = limit;
         self
     }
 
-    /// One statement never reads more than a page, so that a long list holds no connection for long.
+    /// Reads a page per statement, so that a long list does not keep a connection busy for long.
     async fn read(self) -> Result<Vec<SessionStatus>, QueryError> {
         const PAGE: u32 = 1_000;
         let (mut found, mut left, mut after) = (Vec::new(), self.page.limit, self.page.after.clone());

@@ -1,4 +1,4 @@
-//! How a supervisor comes to life: a thread, connections, and the actors on them.
+//! Starts a supervisor: its thread, its connections, and its actors.
 
 use std::{
     sync::{Arc, Mutex, OnceLock, atomic::AtomicBool},
@@ -38,7 +38,7 @@ use crate::{
     store::SharedStore,
 };
 
-/// A checked description of a supervisor, on its way to the thread it will live on.
+/// The checked settings of a supervisor, on their way to the thread that it will live on.
 pub(super) struct Plan {
     pub(super) timing: Timing,
     /// `user@host` unless given.
@@ -52,7 +52,7 @@ pub(super) struct Plan {
     pub(super) looking_only: bool,
 }
 
-/// A supervisor as it has started. The watcher is still to be served; the actors have their tasks.
+/// A supervisor that has started. Its actors already run; the caller has to run the watcher.
 pub(super) struct Started {
     pub(super) inner: Inner,
     pub(super) watcher: Watcher,
@@ -60,7 +60,7 @@ pub(super) struct Started {
     goodbyes: TaskTracker,
 }
 
-/// All that happens on the supervisor's thread.
+/// The main function of the supervisor's thread.
 pub(super) fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
     let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -75,21 +75,21 @@ pub(super) fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartEr
         let _entered = runtime.enter();
         drop(actors);
     }
-    // A name that is being looked up blocks a thread for as long as the resolver likes.
+    // Do not wait for a DNS lookup: it blocks a thread of the runtime for as long as the resolver takes.
     runtime.shutdown_background();
 }
 
-/// What the supervisor's thread does: start, say so, and drive the actors until the registry has ended.
+/// Starts the supervisor, reports that it is ready, and drives the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
     match plan.start().await {
         Ok(Started { inner, watcher, over, goodbyes }) => {
             let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
-            // A caller that has gone drops the only handle, which shuts the registry down.
+            // If the caller has gone, the only handle is dropped here, and that shuts the registry down.
             let _ = ready.send(Ok(Arc::new(inner)));
             over.cancelled().await;
             goodbyes.close();
             let _ = timeout(GOODBYE, goodbyes.wait()).await;
-            // Its thread bounds its own goodbye.
+            // The watcher's thread bounds the time that it takes to close its connection.
             let _ = watcher.await;
         }
         Err(error) => {
@@ -98,17 +98,17 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
     }
 }
 
-/// How long connections may take to say goodbye at the end.
+/// How long closing the connections may take at the end.
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
     pub(super) async fn start(self) -> Result<Started, StartError> {
         let base = Base::of(&self);
-        // Who fails to start, or is not awaited any more, leaves nothing behind.
+        // A start that fails, or whose future is dropped, leaves nothing running.
         let unless_started = base.over.clone().drop_guard();
         let pools = self.pools(&base);
         pools.open(&base.timing, base.connect_timeout).await?;
-        // Here, on the supervisor's own thread: a directory of users on the network may be slow.
+        // On the supervisor's own thread, because looking up the user may ask a slow directory on the network.
         let label = self.label.clone().unwrap_or_else(Label::user_at_host);
         base.tell(self.listeners.clone());
         let queries = base.answer_queries(&pools);
@@ -165,7 +165,7 @@ impl Plan {
     }
 }
 
-/// What the parts of a supervisor have in common, while they are put together.
+/// What the parts of a supervisor share while they are put together.
 struct Base {
     store: SharedStore,
     timing: Timing,
@@ -273,10 +273,10 @@ impl Base {
     }
 }
 
-/// How long a server that listens may say nothing until it is asked for a sign of life.
+/// Bounds on how long the connection for hints may be silent before it is checked.
 const SHORTEST_SILENCE: Duration = Duration::from_secs(1);
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 
-/// How long the slowest look of those who watch may take.
+/// Bounds on how long the slowest poll of the watcher may take.
 const SHORTEST_LOOK: Duration = Duration::from_secs(2);
 const LONGEST_LOOK: Duration = Duration::from_secs(30);

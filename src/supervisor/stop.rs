@@ -1,4 +1,4 @@
-//! Asking the run of a session to stop, whichever process it is in.
+//! Asks the run of a session to stop, in whatever process it is.
 
 use std::{fmt, future::IntoFuture};
 
@@ -14,7 +14,7 @@ use crate::{
     store::StopRun,
 };
 
-/// A request that the run of a session stop; await it.
+/// A request to stop the run of a session. Await it to send it.
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Debug, Clone)]
 pub struct StopBuilder {
@@ -26,8 +26,8 @@ pub struct StopBuilder {
 }
 
 impl StopBuilder {
-    /// Only this run: whoever holds the session after it is left alone. By default whoever holds it when the request
-    /// arrives.
+    /// Stops only this run. A later run of the session is left alone. By default the request is for whatever run holds
+    /// the session when the request arrives.
     pub fn run(mut self, run_id: RunId) -> Self {
         self.run_id = Some(run_id);
         self
@@ -78,13 +78,13 @@ impl IntoFuture for StopBuilder {
     }
 }
 
-/// The answer to a request to stop. Both are certain.
+/// The answer to a request to stop. Both answers are certain.
 #[must_use = "it tells whether anybody was asked"]
 #[derive(Debug, Clone)]
 pub enum StopAnswer {
     /// This run was asked.
     Asked(Box<Asked>),
-    /// Nobody holds the session, or not the run that was named: nobody was asked.
+    /// No run was asked: nobody holds the session, or the run that was named does not hold it.
     Idle,
 }
 
@@ -105,24 +105,26 @@ impl Asked {
         &self.key
     }
 
-    /// Who was asked. Its `stop` is the request that stands, as far as is known.
+    /// The run that was asked. Its `stop` is the request that counts, as far as this process knows.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
 
-    /// Whether that is this request, for certain. The first one is kept: if somebody had asked before, this one has
-    /// changed nothing. Also `false` where the run is one of this supervisor's, which was told, and the database did not
-    /// say whether somebody had asked before.
+    /// Whether this request is certainly the one that counts. The first request counts: if somebody had asked before,
+    /// this one changed nothing.
+    ///
+    /// Also `false` if the run belongs to this supervisor and was told to stop, but the database did not say whether
+    /// somebody had asked before.
     pub fn is_first(&self) -> bool {
         self.first
     }
 
-    /// Waits until the run does not hold the session any more: it has released it, has lost it to another run, or its
-    /// lease has expired by the database's clock. That may take as long as the holder's grace, and, while its work
-    /// does not end, for ever. The future borrows nothing.
+    /// Waits until the run no longer holds the session: it has released the session, has lost it to another run, or its
+    /// lease has expired by the database's clock. That may take as long as the holder's grace. If the holder's work
+    /// does not end, it may take for ever. The future borrows nothing.
     ///
     /// # Errors
-    /// [`Closed`] when the supervisor ends before.
+    /// [`Closed`] when the supervisor ends first.
     ///
     /// # Cancel safety
     /// Dropping the future only stops waiting.

@@ -1,4 +1,4 @@
-//! Values that otherwise only a supervisor makes.
+//! Values that are otherwise made only by a supervisor.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use crate::{
     session::{FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey},
 };
 
-/// A holder of this label: a random run with fence 1 that began now, has 30 s left, and was not asked to stop.
+/// A holder with this label: a random run with fence 1 that began now, has 30 s left, and was not asked to stop.
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,7 +45,7 @@ pub fn busy(holder: Holder) -> Busy {
     Busy::new(holder)
 }
 
-/// A run that ended for this reason, released its session, and gave nothing up.
+/// The end of a run for this reason. It has released its session, and did not give it up.
 pub fn ended(reason: EndReason) -> Ended {
     Ended { reason, released: true, gave_up: false }
 }

@@ -1,4 +1,4 @@
-//! Sessions whose statements the database has rejected, and how a batch that holds one of them is taken apart.
+//! Sessions whose statements the database has rejected, and how a batch with such a session is split.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -6,15 +6,16 @@ use tokio::time::Instant;
 
 use crate::session::SessionKey;
 
-/// Who is kept apart from the others: until the database accepts it, or has not been asked about it for a while.
+/// The sessions that are kept apart from the others, and until when. A session leaves when the database accepts it, or
+/// some time after its last rejection.
 #[derive(Default)]
 pub(super) struct Suspects(HashMap<SessionKey, Instant>);
 
-/// How long after its last rejection a session is kept apart. Whoever still wants it asks again sooner.
+/// How long after its last rejection a session is kept apart. A run that still wants the session asks again sooner.
 const KEPT_APART: Duration = Duration::from_secs(60);
 
-/// Into how many parts a rejected batch is taken apart. One bad item of 500 is found in three steps: with more parts
-/// there would be more statements, with fewer more of them would wait for a lock that the bad item waits for.
+/// The number of parts that a rejected batch is split into. One bad item of 500 is found in three steps. More parts
+/// would mean more statements. With fewer parts, more statements would wait for a lock that the bad item waits for.
 const PARTS: usize = 8;
 
 impl Suspects {
@@ -33,7 +34,7 @@ impl Suspects {
     }
 }
 
-/// The parts of a batch of at least two, none of them empty, in its order.
+/// Splits a batch of at least two items. No part is empty, and the order stays.
 pub(super) fn apart<T>(mut batch: Vec<T>) -> impl DoubleEndedIterator<Item = Vec<T>> {
     let size = batch.len().div_ceil(PARTS).max(1);
     let mut parts = Vec::with_capacity(PARTS);

@@ -1,6 +1,6 @@
-//! One track of a lane: what waits for the next statement, when that may be sent, and the statement itself.
+//! One track of a lane: the requests that wait for the next statement, when it may be sent, and the statement itself.
 //!
-//! From here a statement goes down to the store, over a connection that the lane has taken from the track's pool.
+//! The lane takes a connection from the track's pool. The track calls the store with it.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -30,13 +30,14 @@ use crate::{
 
 pub(super) struct Track<V: Verb> {
     pub(super) queue: VecDeque<Request<V>>,
-    /// Of rejected batches: each goes before the queue, as one statement.
+    /// The parts of rejected batches. Each part is one statement, and goes before the queue.
     pub(super) parts: VecDeque<Vec<Request<V>>>,
-    /// The most requests in one statement, now and ever.
+    /// The most requests in one statement at present.
     width: usize,
+    /// The most requests that one statement may ever have.
     widest: usize,
     pub(super) pool: Pool,
-    /// A statement, or the wait for a connection.
+    /// A statement is under way, or the wait before it.
     pub(super) in_flight: bool,
     /// Statements in a row that got no answer.
     failures: u32,
@@ -57,7 +58,7 @@ impl<V: Verb> Track<V> {
         }
     }
 
-    /// Sends one statement with what has gathered, in a task of its own. `None` when nobody waits any more.
+    /// Sends one statement with the gathered requests, in a task of its own. `None` when nobody waits any more.
     pub(super) fn send(
         &mut self,
         lent: Lent,
@@ -73,7 +74,7 @@ impl<V: Verb> Track<V> {
         Some(actix_rt::spawn(attempt(batch, lent, self.pool.clone(), clock, within)))
     }
 
-    /// Takes what fits into one statement: whoever still waits, each key once, in the order of asking.
+    /// Takes the requests for one statement: those whose caller still waits, each key once, in the order of asking.
     fn gather(&mut self) -> Vec<Request<V>> {
         while let Some(mut part) = self.parts.pop_front() {
             part.retain(|request| !request.reply.is_canceled());
@@ -107,8 +108,8 @@ impl<V: Verb> Track<V> {
         batch
     }
 
-    /// Counts attempts without an answer, spaces the next one out, and makes it smaller: what was too much at once
-    /// may be done in parts.
+    /// Notes whether a statement was answered. After a failure the next one waits, and is half the size, because a
+    /// smaller batch may still be answered in time.
     pub(super) fn note(&mut self, failed: bool, sent: usize, longest: Duration) {
         self.width = match failed {
             true => (sent / 2).clamp(1, self.widest),
@@ -119,14 +120,15 @@ impl<V: Verb> Track<V> {
     }
 }
 
-/// What a statement's task brings back.
+/// What the task of a statement returns.
 pub(super) struct Returned<V: Verb> {
     pub(super) batch: Vec<Request<V>>,
     pub(super) sent: Sent,
     pub(super) result: Result<Vec<V::Outcome>, StoreError>,
 }
 
-/// One statement, within its time-out. If it is silent and a lease depends on it, a spare connection is opened.
+/// Sends one statement and waits for its answer, within its time-out. If a lease depends on it and no answer comes
+/// soon, a spare connection is opened.
 async fn attempt<V: Verb>(
     batch: Vec<Request<V>>,
     mut lent: Lent,
@@ -137,7 +139,7 @@ async fn attempt<V: Verb>(
     let (items, askers): (Vec<_>, Vec<_>) =
         batch.into_iter().map(|r| (r.item, (r.alone, r.sent, r.reply))).unzip();
     askers.iter().for_each(|(_, sent, _)| sent.store(true, Ordering::Relaxed));
-    // Before the statement is sent: trust is counted from here (invariant I2).
+    // Read before the statement is sent, because trust counts from here (invariant I2).
     let at = clock.now();
     let call = answer(pool.location(), within, V::call(lent.connection(), &items));
     let answered = match V::URGENCY {
@@ -151,7 +153,7 @@ async fn attempt<V: Verb>(
             detail: format!("{} answers for {}", outcomes.len(), items.len()),
         }),
     });
-    // After an uncertain end the connection may still be busy with the statement: never use it again.
+    // After an uncertain end the connection may still be busy with the statement, so it is never used again.
     lent.give_back_after(&result);
     let request = |(item, (alone, sent, reply))| Request { item, alone, sent, reply };
     let batch = items.into_iter().zip(askers).map(request).collect();
@@ -174,7 +176,7 @@ async fn with_spare<T>(call: impl Future<Output = T>, pool: &Pool) -> T {
 pub(crate) trait Verb: 'static {
     /// For logs.
     const NAME: &'static str;
-    /// How much waits for a connection.
+    /// How urgently a statement of this kind needs a connection.
     const URGENCY: Urgency;
     type Item: Unpin + Send + 'static;
     type Outcome: Send + 'static;

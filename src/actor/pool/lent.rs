@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::Pool;
 use crate::store::{LeaseConnection, StoreError};
 
-/// A connection in use. Dropped, it is given up, and its successor opened: it may be busy still with what was asked.
+/// A connection in use. Dropping it closes the connection, because it may still be busy with a statement. The pool then
+/// opens another if it needs one.
 pub(crate) struct Lent {
     pub(super) connection: Option<Box<dyn LeaseConnection>>,
     pub(super) rested: Duration,
@@ -17,12 +18,12 @@ impl Lent {
         self.connection.as_mut().expect("there is one until it is given back").as_mut()
     }
 
-    /// How long it had been at rest when it was lent.
+    /// How long the connection had been idle when it was lent.
     pub(crate) fn rested(&self) -> Duration {
         self.rested
     }
 
-    /// It can be used again.
+    /// Gives the connection back to the pool, to be used again.
     pub(crate) fn give_back(mut self) {
         if let Some(connection) = self.connection.take() {
             if self.pool.inner.over.is_cancelled() {
@@ -33,7 +34,7 @@ impl Lent {
         }
     }
 
-    /// Gives it back if it can be used again after this result.
+    /// Gives the connection back if it can be used again after this result, and drops it otherwise.
     pub(crate) fn give_back_after<T>(self, result: &Result<T, StoreError>) {
         if !result.as_ref().is_err_and(StoreError::is_uncertain) {
             self.give_back();

@@ -1,4 +1,4 @@
-//! Opening one connection, however slow the line.
+//! Opens one connection, however slow the line is.
 
 use std::time::Duration;
 
@@ -16,9 +16,11 @@ pub(crate) struct Opened {
     pub(crate) took: Duration,
 }
 
-/// Connects, and makes ready for these verbs. The network may have lost the first attempt, and be back: others are
-/// made besides, one at a time, each as soon as the one before was silent for the patience there is. The first is
-/// never given up for being slow. Whoever asks bounds the whole.
+/// Connects, and prepares the statements of these verbs.
+///
+/// The network may have lost the first attempt and be back. So whenever no attempt was answered for `patience`,
+/// another one is made beside the first, one at a time. The first attempt is never dropped for being slow. The caller
+/// bounds the whole.
 pub(crate) async fn connect(
     store: SharedStore,
     bounds: Bounds,

@@ -1,4 +1,4 @@
-//! Connections at rest: asked for a sign of life now and then, and closed when nobody needs them.
+//! Idle connections. They are pinged now and then, and closed when nobody needs them.
 
 use std::{
     future::poll_fn,
@@ -20,23 +20,24 @@ use crate::{
     store::{LeaseConnection, StoreError},
 };
 
-/// A connection at rest.
+/// An idle connection.
 pub(super) struct Idle {
     minded: BoxFuture<'static, Minded>,
-    /// `None` once it was said: while a sign of life is awaited, the rest goes on until it has come.
+    /// Ends the connection's rest. `None` once it was used: the connection is wanted, but a ping has to be answered
+    /// first.
     pub(super) wanted: Option<oneshot::Sender<()>>,
     pub(super) since: Instant,
     pub(super) server: usize,
 }
 
-/// A connection at rest, after its rest.
+/// How the rest of an idle connection ended.
 pub(super) enum Minded {
     Wanted(Box<dyn LeaseConnection>),
     Lost(StoreError),
 }
 
 impl Pool {
-    /// Minds the connections at rest until nobody uses the pool any more, then closes them.
+    /// Looks after the idle connections until nobody uses the pool any more, and then closes them.
     pub(super) async fn mind(self) {
         let over = self.inner.over.clone();
         loop {
@@ -74,12 +75,12 @@ impl Pool {
             }
         });
         drop(state);
-        // Whoever wanted it waits for it, or has another one by now.
+        // The caller that wanted the connection waits for it still, or has got another one.
         wanted.into_iter().for_each(|connection| self.put(connection));
         lost
     }
 
-    /// Closes connections that have been at rest for so long, but those that are kept.
+    /// Closes connections that have been idle for at least `longest`, except those that are to be kept.
     pub(super) fn trim(&self, longest: Duration) {
         let kept = self.kept();
         let mut state = self.inner.state.borrow_mut();
@@ -102,7 +103,7 @@ impl Idle {
         Self { minded, wanted: Some(wanted), since: Instant::now(), server }
     }
 
-    /// `None`: a sign of life is awaited first.
+    /// Ends the rest. `None` if a ping has to be answered first.
     pub(super) fn end(&mut self) -> Option<Minded> {
         let _ = self.wanted.take()?.send(());
         match self.minded.poll_unpin(&mut Context::from_waker(Waker::noop())) {
@@ -118,8 +119,8 @@ impl Idle {
     }
 }
 
-/// Asks for signs of life until the connection is wanted, or lost. It is not given while one is awaited: a statement
-/// that was sent behind it would wait for it too, in its own time.
+/// Pings the connection now and then until it is wanted or lost. The connection is not handed out while a ping is under
+/// way: a statement behind the ping would spend its own time on waiting for it.
 async fn mind(
     mut connection: Box<dyn LeaseConnection>,
     mut is_wanted: oneshot::Receiver<()>,

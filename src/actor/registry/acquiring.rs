@@ -1,4 +1,4 @@
-//! How this process comes to a session: it refuses from memory, asks the database, and hands out what that grants.
+//! How this process acquires a session: it refuses from memory, or asks the database and hands out the grant.
 
 use std::sync::Arc;
 
@@ -32,24 +32,23 @@ pub(crate) struct AcquireSession {
     pub(crate) label: Label,
     pub(crate) phase: RunPhase,
     pub(crate) limits: Vec<Limit>,
-    /// Whom to tell of this run, besides those who are told of all.
+    /// A listener for the events of this run only.
     pub(crate) events: Option<Recipient<RunEvent>>,
-    /// When the caller is to be answered at the latest, by the supervisor's clock: the caller's runtime may have one that
-    /// is paused.
+    /// The latest instant for an answer, by the supervisor's clock. The clock of the caller's runtime may be paused.
     pub(crate) until: BootInstant,
-    /// Cancelled when the caller does not wait any more.
+    /// Cancelled when the caller no longer waits.
     pub(crate) abandoned: CancellationToken,
     pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
 }
 
-/// A request that was sent, and those that came after it for the same session.
+/// A request that is under way, and later requests for the same session, which wait for its answer.
 pub(super) struct Pending {
     pub(super) run_id: RunId,
     pub(super) first: AcquireSession,
     parked: Vec<AcquireSession>,
-    /// A request to stop the run that this may become.
+    /// A request to stop the run that this request may become.
     pub(super) stop: Option<StopRequest>,
-    /// There may be one in its row.
+    /// A hint says that the row may hold a request to stop.
     pub(super) is_hinted: bool,
 }
 
@@ -112,7 +111,7 @@ impl Handler<Acquired> for Registry {
         if rows > 0 {
             self.compensate(Orphan { key: key.clone(), run_id, rows }, ctx);
         }
-        // A refusal holds for whoever asked meanwhile; another failure need not.
+        // `Busy` is the answer for the parked requests too. After another failure the next of them may still succeed.
         if let AcquireError::Busy(_) = refusal {
             for request in parked {
                 request.answer(Err(refusal.clone()));
@@ -126,7 +125,7 @@ impl Handler<Acquired> for Registry {
 }
 
 impl Registry {
-    /// Sends a request to the database. Those that come after it for the same session wait for its answer.
+    /// Sends a request to the database. Later requests for the same session wait for its answer.
     fn begin(&mut self, first: AcquireSession, parked: Vec<AcquireSession>, ctx: &mut Context<Self>) {
         let session = self.sessions.entry(first.key.clone()).or_default();
         let run_id = RunId::random();
@@ -152,7 +151,7 @@ impl Registry {
         acquisition.spawn(ctx.address().recipient());
     }
 
-    /// Sends the next request that somebody still waits for; those whose time is up are answered alike.
+    /// Sends the next request whose caller still waits. Requests whose time is up get `answer`.
     fn begin_next(
         &mut self,
         parked: Vec<AcquireSession>,
@@ -172,7 +171,7 @@ impl Registry {
         }
     }
 
-    /// Whether a grant may still be handed out.
+    /// Checks that a grant may still be handed out.
     fn accept(&self, sent_at: BootInstant, grant: &Grant) -> Result<Lease, AcquireError> {
         let given_back = |why: &str| {
             let (location, detail) = (self.links.location.clone(), format!("{why}; it is being given back"));
@@ -219,7 +218,7 @@ impl Registry {
         if let Some(request) = &grant.stop {
             let reason = EndReason::stopped(request);
             shared.note_recorded_stop(request);
-            // Before anybody can begin to work under it.
+            // Ends the run before anybody can begin to work under it.
             shared.end(reason.clone());
             actor.do_send(RunMessage::Stop { reason, grace: None });
         }
@@ -227,7 +226,7 @@ impl Registry {
         let running = Running { shared: shared.clone(), actor: actor.clone(), label, unknown };
         let holder = running.holder(&self.links);
         self.sessions.entry(key).or_default().running = Some(running);
-        // A guard that cannot be delivered is dropped, which frees the session (invariant I7) for the next.
+        // If the guard cannot be delivered, its drop frees the session (invariant I7) for the next request.
         match reply.send(Ok(Run::new(shared, actor.recipient()))) {
             Ok(()) => parked.into_iter().for_each(|request| request.answer(Err(busy(holder.clone())))),
             Err(undelivered) => {
@@ -240,7 +239,7 @@ impl Registry {
 
 impl AcquireSession {
     fn answer(self, answer: Result<Run, AcquireError>) {
-        // Whoever does not wait any more has dropped the receiver.
+        // Fails if nobody waits for the answer any more.
         let _ = self.reply.send(answer);
     }
 }

@@ -1,4 +1,4 @@
-//! How a registry ends: it takes no new runs, lets the old ones finish or tells them to, and reports.
+//! How a registry ends: it refuses new runs, lets the present runs finish or tells them to end, and reports.
 
 use std::{
     sync::{Arc, mpsc},
@@ -17,25 +17,25 @@ use crate::{
     session::SessionKey,
 };
 
-/// Set once no new runs are taken.
+/// Set once new runs are refused.
 #[derive(Default)]
 pub(super) struct Closing {
     drained: Vec<oneshot::Sender<()>>,
     farewells: Vec<mpsc::Sender<()>>,
-    /// Set once the runs were told to end as well.
+    /// Set once the runs were also told to end.
     shutdown: Option<ShuttingDown>,
 }
 
 #[derive(Default)]
 struct ShuttingDown {
-    /// Told when the report is there.
+    /// Told when the report is ready.
     replies: Vec<oneshot::Sender<()>>,
     ended: Vec<EndedRun>,
-    /// Sessions that are dealt with, and of which the database has not confirmed that they are free.
+    /// Sessions that are over here, but whose release the database has not confirmed.
     left: Vec<SessionKey>,
 }
 
-/// Take no new runs.
+/// Refuse new runs.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Drain {
@@ -43,16 +43,16 @@ pub(crate) struct Drain {
     pub(crate) drained: oneshot::Sender<()>,
 }
 
-/// Take no new runs, end the others, then end.
+/// Refuse new runs, end the present ones, and then end.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Shutdown {
     pub(crate) grace: Duration,
-    /// Told when the report is in its place; dropped when the registry ends without one.
+    /// Told when the report is ready. Dropped if the registry ends without a report.
     pub(crate) reply: Option<oneshot::Sender<()>>,
 }
 
-/// The last handle goes, and perhaps the process with it.
+/// The last handle is dropped, and the process may be about to end.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct Farewell {
@@ -65,12 +65,12 @@ pub(crate) struct Farewell {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// The runs whose work ended from its beginning on, for whatever reason, in this order.
+    /// The runs whose work ended after the shutdown had begun, for whatever reason, in the order in which they ended.
     pub ended: Vec<EndedRun>,
-    /// Sessions whose work had not ended, or whose release was not confirmed, in time; in key order. Their leases
-    /// expire within one ttl.
+    /// The sessions whose work did not end in time, or whose release was not confirmed in time, in key order. Their
+    /// leases expire within one ttl.
     pub left: Vec<SessionKey>,
-    /// The supervisor had failed before: every run was cancelled, and every lease it held expires within one ttl.
+    /// The supervisor had already failed. Every run was cancelled, and every lease that it held expires within one ttl.
     pub failed: bool,
 }
 
@@ -100,27 +100,27 @@ impl Registry {
         self.closing.as_ref().is_some_and(|closing| closing.shutdown.is_some())
     }
 
-    /// For the report of a shutdown under way.
+    /// Notes an ended run for the report, if a shutdown is under way.
     pub(super) fn note_ended(&mut self, run: &Running) {
         let Some(shutdown) = self.closing.as_mut().and_then(|closing| closing.shutdown.as_mut()) else {
             return;
         };
         let run = EndedRun::of(&run.shared);
-        // A row of another run is not this supervisor's to free.
+        // After `Superseded` there is no row of this run left to expire.
         if !run.ended.released && run.ended.reason != EndReason::Superseded {
             shutdown.left.push(run.run.key.clone());
         }
         shutdown.ended.push(run);
     }
 
-    /// The row that an acquire of unknown outcome may have made will not be looked for any longer.
+    /// Notes a session whose row, from an acquire of unknown outcome, may be left.
     pub(super) fn note_left(&mut self, key: SessionKey) {
         if let Some(shutdown) = self.closing.as_mut().and_then(|closing| closing.shutdown.as_mut()) {
             shutdown.left.push(key);
         }
     }
 
-    /// Whether a row is on its way out: of a run whose work has ended, or of a request that nobody waits for.
+    /// Whether a row is still to be released: of a run whose work has ended, of a request under way, or of an orphan.
     fn is_releasing(&self) -> bool {
         let is_going = |session: &LocalSession| {
             session.acquiring.is_some()
@@ -132,14 +132,14 @@ impl Registry {
     pub(super) fn end_when_empty(&mut self, ctx: &mut Context<Self>) {
         let is_releasing = self.is_releasing();
         if let Some(closing) = self.closing.as_mut().filter(|_| !is_releasing) {
-            // Dropped is told.
+            // Dropping the senders tells the receivers.
             closing.farewells.clear();
         }
         let Some(closing) = self.closing.as_mut() else { return };
         if !self.sessions.is_empty() {
             return;
         }
-        // Orphans are no runs: what an acquire of unknown outcome may have taken is given back meanwhile.
+        // A drain does not wait for orphans: they are no runs, and are released in the background.
         for drained in closing.drained.drain(..) {
             let _ = drained.send(());
         }
@@ -160,7 +160,7 @@ impl Registry {
         if !left.is_empty() {
             warn!(left = left.len(), "shut down with sessions left to expire");
         }
-        // Whoever asked may have gone, and whoever asks next finds no registry any more.
+        // The report stays for later calls of `shutdown`, which find no registry any more.
         let _ = self.links.report.set(ShutdownReport { ended, left, failed: false });
         for reply in replies {
             let _ = reply.send(());
@@ -168,7 +168,7 @@ impl Registry {
         ctx.stop();
     }
 
-    /// Long enough for the grace, what follows it, and two attempts to release.
+    /// Long enough for the grace, for work to be dropped after it, and for two attempts to release.
     fn longest_shutdown(&self, grace: Duration) -> Duration {
         let timing = &self.links.run.timing;
         grace.saturating_add(timing.loss_grace() + 2 * timing.renew_timeout() + timing.longest_backoff())
@@ -206,7 +206,7 @@ impl Handler<Shutdown> for Registry {
         let closing = self.closing.get_or_insert_default();
         closing.shutdown.get_or_insert_default().replies.extend(reply);
         self.stop_compensating.cancel();
-        // Again, if it was asked for before: the grace may be shorter now.
+        // A repeated shutdown may shorten the grace, so tell the runs again.
         for session in self.sessions.values() {
             if let Some(running) = &session.running {
                 running.actor.do_send(RunMessage::Stop { reason: EndReason::Shutdown, grace: Some(grace) });

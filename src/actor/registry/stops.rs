@@ -1,4 +1,4 @@
-//! Requests to stop: asked by this process, or found in the rows of its runs.
+//! Requests to stop: those that this process makes, and those found in the rows of its runs.
 
 use std::time::{Duration, SystemTime};
 
@@ -28,18 +28,19 @@ pub(crate) struct StopSession {
     pub(crate) reply: oneshot::Sender<Result<Option<AskedRun>, QueryError>>,
 }
 
-/// Who was asked to stop, and whether it is certain that nobody had asked before.
+/// The run that was asked to stop, and whether it is certain that nobody had asked before.
 pub(crate) struct AskedRun {
     pub(crate) holder: Holder,
     pub(crate) first: bool,
 }
 
-/// This run of this process, or any, may have been asked to stop: read its row. Answered when that is done.
+/// This run of this process, or any of them if `None`, may have been asked to stop: read its row. Answered when that is
+/// done.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct LookForStops(pub(crate) Option<RunId>);
 
-/// A run of this process was asked to stop, by its row.
+/// The row of a run of this process holds a request to stop.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct StopFound {
@@ -48,7 +49,7 @@ struct StopFound {
     request: StopRequest,
 }
 
-/// How often rows are read that are not answered for. After that the next renewal brings what they say.
+/// How often reading the rows is tried. After that, the next renewal brings the requests.
 const LOOKS: u32 = 4;
 /// The longest pause between two attempts to read, or to write into a locked row.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
@@ -59,8 +60,8 @@ impl Registry {
         self.links.is_busy.send_if_modified(|was| std::mem::replace(was, is_busy) != is_busy);
     }
 
-    /// Tells the run at once; answers who it is, with the request that stands, and whether that is this one, as far as
-    /// this process knows.
+    /// Tells the run of this process to stop, at once. Returns its holder with the request that counts, and whether
+    /// that is this request, as far as this process knows.
     fn stop_here(
         &mut self,
         key: &SessionKey,
@@ -68,7 +69,7 @@ impl Registry {
         request: &StopRequest,
     ) -> Option<AskedRun> {
         let LocalSession { running, acquiring } = self.sessions.get_mut(key)?;
-        // A run that may be granted at this moment: only one that is named is certainly the one that is meant.
+        // This run may be about to be granted. It is certainly the one that is meant only if the request names it.
         if let Some(pending) = acquiring.as_mut().filter(|pending| Some(pending.run_id) == run_id) {
             pending.stop.get_or_insert_with(|| request.clone());
         }
@@ -81,8 +82,8 @@ impl Registry {
         (!holder.expires_in.is_zero()).then_some(AskedRun { holder, first })
     }
 
-    /// Has the row of a run read before the run is handed out, when a hint for it was faster than its grant: its work
-    /// is not to begin. Hands the grant back when there is nothing to read.
+    /// If a hint for a run came before its grant, reads the run's row before the run is handed out, so that work that
+    /// was asked to stop does not begin. Returns the grant if there is nothing to read.
     pub(super) fn look_first(&mut self, acquired: Acquired, ctx: &Context<Self>) -> Option<Acquired> {
         let pending = self.sessions.get_mut(&acquired.key).and_then(|session| session.acquiring.as_mut());
         let hinted = pending.filter(|sent| sent.run_id == acquired.run_id && sent.is_hinted);
@@ -104,7 +105,8 @@ impl Registry {
         None
     }
 
-    /// The runs that go on, this one or all; those that may be granted just now are marked.
+    /// The runs that were not told to stop: `only` this one, or all. Marks the requests whose runs may be granted just
+    /// now.
     fn unstopped(&mut self, only: Option<RunId>) -> Vec<(SessionKey, RunId)> {
         let is_meant = |run_id| only.is_none_or(|only| only == run_id);
         let mut unstopped = Vec::new();
@@ -126,8 +128,8 @@ impl Registry {
 impl Handler<StopSession> for Registry {
     type Result = ();
 
-    /// A run of this process hears of it at once, whatever the database does; its row is written all the same, for
-    /// those who look.
+    /// Tells a run of this process at once, whatever the database does. The request is also written into the row, for
+    /// all who look at it.
     fn handle(&mut self, StopSession { item, reply }: StopSession, ctx: &mut Context<Self>) {
         let request = StopRequest::new(
             SystemTime::now(),
@@ -150,19 +152,19 @@ impl Handler<StopSession> for Registry {
                 registry.do_send(StopFound { key, run_id: holder.run_id, request });
             }
             let answer = match (answer, here) {
-                // The run was told. That its row is gone by now, or does not say so, changes nothing for it.
+                // The run was told, even if its row is gone by now.
                 (Ok(None), Some(asked)) => Ok(Some(asked)),
-                // Somebody else's request may be in the row.
+                // The row may hold somebody else's request.
                 (Err(_), Some(asked)) => Ok(Some(AskedRun { first: false, ..asked })),
                 (answer, _) => answer,
             };
-            // Whoever does not wait any more has dropped the receiver.
+            // Fails if nobody waits for the answer any more.
             let _ = reply.send(answer);
         });
     }
 }
 
-/// Writes the request; asks again, by the run's name, while its row is locked.
+/// Writes the request into the row. While the row is locked, tries again with the run's id.
 async fn record(
     mut item: StopRun,
     queries: Queries,
@@ -218,7 +220,7 @@ async fn look(runs: &[(SessionKey, RunId)], queries: &Queries, registry: &Addr<R
                 }
                 return;
             }
-            // Whoever finds that the leases are gone has every run find out.
+            // The leases are gone: let every run find out at once.
             Err(QueryError::Store(StoreError::Lost { .. })) => return registry.do_send(ConfirmAll),
             Err(error) => tracing::debug!(%error, "requests to stop were not read"),
         }

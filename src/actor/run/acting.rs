@@ -1,4 +1,4 @@
-//! Carrying out what the machine of a run has decided.
+//! Carries out what the machine of a run has decided.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl RunActor {
-    /// Tells those who listen.
+    /// Tells the listeners.
     pub(crate) fn say(&mut self, event: RunEvent) {
         if let Some(events) = &self.own_events {
             events.send(event.clone());
@@ -21,7 +21,7 @@ impl RunActor {
         self.links.events.send(event);
     }
 
-    /// Carries out what the machine has decided, and sets the timer for its next wish.
+    /// Carries out what the machine has decided, and sets the timer for its next time-out.
     pub(super) fn act(&mut self, ctx: &mut Context<Self>) {
         let span = self.span.clone();
         let _entered = span.enter();
@@ -50,7 +50,7 @@ impl RunActor {
         self.arm(ctx);
     }
 
-    /// Nobody waits longer for the release than for one attempt.
+    /// Callers wait for the release no longer than one attempt may take.
     pub(super) fn bound_the_release(&self, ctx: &mut Context<Self>) {
         let patience = self.links.timing.renew_timeout();
         ctx.run_later(patience, |actor, _| actor.shared.await_release_no_longer());

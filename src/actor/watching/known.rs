@@ -1,7 +1,7 @@
-//! What may be shown of a session at an instant, from what the database has said last.
+//! What may be shown of a session at an instant, given the database's last answer.
 //!
-//! Pure: no I/O, no clock. A lease is shown no longer than it is known to last, by an interval that its end is in, and
-//! nothing is shown once the database has been silent for too long, until it has spoken again of this very session.
+//! Pure: no I/O, no clock. A lease is shown as held no longer than it is certain to last. Once the database has been
+//! silent for too long, the session is unknown until the database has answered about this very session again.
 
 use std::time::Duration;
 
@@ -11,44 +11,44 @@ use crate::{
     watch::Observed,
 };
 
-/// No lease is renewed when less than this is left of it: no safety margin is shorter.
+/// A lease with less time left than this is never renewed again, because no safety margin is shorter.
 const CERTAIN: Duration = Duration::from_millis(50);
-/// A lease that nobody renews is looked at this long before its expiry, to be certain of it.
+/// A lease that nobody renews is polled this long before its expiry, so that its expiry becomes certain.
 const BEFORE_EXPIRY: Duration = Duration::from_millis(40);
-/// How long after its expiry a lease is looked at again, each time that there is a reason to look at the time.
+/// How long after its possible expiry a lease may still be polled out of turn.
 const AFTER_EXPIRY: Duration = Duration::from_millis(500);
 
 /// What is known of one session.
 pub(super) struct Knowledge {
     last: Option<LastAnswer>,
     began: BootInstant,
-    /// The database has been silent for too long since.
+    /// The database has been silent for too long since then.
     is_outdated: bool,
 }
 
-/// What the database has said.
+/// The database's last answer.
 struct LastAnswer {
     status: SessionStatus,
-    /// Just before it was asked.
+    /// Just before the statement was sent.
     sent_at: BootInstant,
     received_at: BootInstant,
 }
 
 /// What is known of the end of a lease, by the local clock.
 enum LeaseEnd {
-    /// It may have been renewed since, but nothing is known of it after this instant.
+    /// The lease may have been renewed since. Nothing is known of it after this instant.
     MayEnd { at: BootInstant },
-    /// It was too near its end for a renewal, and is over by this instant.
+    /// The lease was too near its end for a renewal, and is over by this instant.
     Ends { by: BootInstant },
 }
 
 impl Knowledge {
-    /// Nothing, from this instant on.
+    /// No knowledge yet. Watching began at this instant.
     pub(super) fn none(began: BootInstant) -> Self {
         Self { last: None, began, is_outdated: false }
     }
 
-    /// The database has answered. An answer to an earlier question than the last says nothing new.
+    /// Takes an answer of the database. An answer to a statement that was sent before the last one's is ignored.
     pub(super) fn learn(&mut self, status: SessionStatus, sent_at: BootInstant, received_at: BootInstant) {
         if self.last.as_ref().is_none_or(|last| last.sent_at <= sent_at) {
             self.last = Some(LastAnswer { status, sent_at, received_at });
@@ -56,18 +56,18 @@ impl Knowledge {
         }
     }
 
-    /// What was said holds no more, because of silence.
+    /// The database has been silent for too long: its last answer no longer holds.
     pub(super) fn outdate(&mut self) {
         self.is_outdated = true;
     }
 
-    /// Whether somebody held it when the database answered last.
+    /// Whether the session was held when the database answered last.
     pub(super) fn is_held(&self) -> bool {
         self.last.as_ref().is_some_and(|last| last.status.is_held())
     }
 
-    /// What may be shown at this instant, `wall` being its wall time since 1970; nothing before the first answer, or a
-    /// silence.
+    /// What may be shown at this instant. `wall` is the same instant by the wall clock, since 1970. `None` before the
+    /// first answer, unless the database has been silent for too long.
     pub(super) fn observed(&self, now: BootInstant, wall: Duration) -> Option<Observed> {
         let unknown = |last_known, since: BootInstant| {
             let since = wall.saturating_sub(now.saturating_since(since));
@@ -86,7 +86,7 @@ impl Knowledge {
         }
     }
 
-    /// When something may change without anybody saying so.
+    /// The instants at which something may change by the passing of time alone.
     pub(super) fn instants(&self) -> impl Iterator<Item = BootInstant> {
         let (at, before) = match self.last.as_ref().and_then(LastAnswer::lease_end) {
             Some(LeaseEnd::Ends { by }) => (Some(by), None),
@@ -96,7 +96,7 @@ impl Knowledge {
         [at, before].into_iter().flatten()
     }
 
-    /// Whether it is worth a look of its own: its lease is about to end, or should have.
+    /// Whether the session is worth a poll out of turn: its lease is about to end, or may just have ended.
     pub(super) fn is_near_expiry(&self, now: BootInstant) -> bool {
         match self.last.as_ref().and_then(LastAnswer::lease_end) {
             Some(LeaseEnd::MayEnd { at }) => {

@@ -1,8 +1,8 @@
-//! The watchers' own connection: one look at a time, and another connection when it is lost.
+//! The watchers' own connection. It carries one poll at a time, and is replaced when it is lost.
 //!
-//! A look is given up soon, so that a database that is back is noticed soon; but on a slow line that would be the end
-//! of every look. How slow a line is shows in how long it takes to connect, and that is never given up for being slow:
-//! further attempts are made besides.
+//! A poll has a short time-out, so that a database that is back is noticed soon. On a slow line a fixed time-out would
+//! fail every poll. So the time-out depends on how long it took to connect, and connecting is never given up for being
+//! slow: further attempts are made beside the first.
 
 use std::{
     task::{Context, Poll},
@@ -26,7 +26,8 @@ use crate::{
 pub(super) struct Line {
     store: SharedStore,
     clock: SharedClock,
-    /// A statement may take as long as connecting may, or a look on the slowest line: longer than [`PATIENCE`].
+    /// A statement may take as long as connecting may, or as long as a poll on the slowest line: longer than
+    /// [`PATIENCE`].
     bounds: Bounds,
     state: State,
 }
@@ -40,7 +41,7 @@ enum State {
 
 struct Open {
     connection: Box<dyn LeaseConnection>,
-    /// How long a look may take on this connection.
+    /// How long a poll may take on this connection.
     patience: Duration,
 }
 
@@ -49,28 +50,29 @@ struct LookReturn {
     result: Result<LookResult, StoreError>,
 }
 
-/// What a look has shown.
+/// The answer to a poll.
 pub(super) struct LookResult {
     pub(super) keys: Vec<SessionKey>,
     /// Just before the statement was sent.
     pub(super) sent_at: BootInstant,
     /// In the order of the keys.
     pub(super) holders: Vec<Option<Holder>>,
-    /// Who has shown it, if it was not the server that takes writes.
+    /// The standby that answered, if it was not the server that takes writes.
     pub(super) standby: Option<Standby>,
 }
 
-/// What has come of the connection, or of a look.
+/// The outcome of connecting, or of a poll.
 pub(super) enum LookOutcome {
     Connected,
     Seen(LookResult),
     Failed(StoreError),
 }
 
-/// How long a look may take on an ordinary line, and an attempt to connect until another is made besides. With the
-/// pause that follows, a database that is back is noticed within two seconds even if a look is lost on the way.
+/// How long a poll may take on an ordinary line. Also how long an attempt to connect may be silent before another is
+/// made beside it. With the pause that follows, a database that is back is noticed within two seconds, even if one poll
+/// is lost.
 const PATIENCE: Duration = Duration::from_millis(1_200);
-/// How long the goodbye to the server may take.
+/// How long closing the connection may take.
 const GOODBYE: Duration = Duration::from_millis(300);
 
 impl Line {
@@ -78,12 +80,12 @@ impl Line {
         Self { store, clock, bounds, state: State::Down }
     }
 
-    /// Whether something is under way, and will have an [outcome](Self::poll).
+    /// Whether a poll or an attempt to connect is under way. It will have an [outcome](Self::poll).
     pub(super) fn is_busy(&self) -> bool {
         matches!(self.state, State::Connecting(_) | State::Looking(_))
     }
 
-    /// Whether a look can be sent now.
+    /// Whether a poll can be sent now.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.state, State::Up(_))
     }
@@ -93,7 +95,7 @@ impl Line {
         self.state = State::Connecting(connecting.boxed());
     }
 
-    /// Sends a look, if the line is up. Each key once, and no more than one statement takes.
+    /// Sends a poll, if the line is up. Each key may occur once, and there may be no more than one statement takes.
     pub(super) fn look(&mut self, keys: Vec<SessionKey>) {
         self.state = match std::mem::replace(&mut self.state, State::Down) {
             State::Up(open) => {
@@ -142,7 +144,7 @@ impl Open {
         let (sent_at, began) = (clock.now(), Instant::now());
         let result = answer(&location, self.patience, self.connection.inspect(&keys)).await;
         self.patience = (3 * began.elapsed()).clamp(PATIENCE, longest);
-        // After an uncertain end the connection may still be busy with the statement: never use it again.
+        // After an uncertain end the connection may still be busy with the statement, so it is never used again.
         let is_usable = result.as_ref().map_or_else(|error| !error.is_uncertain(), |_| true);
         let standby = self.connection.standby();
         let result = result.map(|holders| LookResult { keys, sent_at, holders, standby });
@@ -150,13 +152,13 @@ impl Open {
     }
 }
 
-/// Connects within the time for a statement, however slow the line.
+/// Connects. The time-out for a statement bounds this.
 async fn open(store: SharedStore, bounds: Bounds) -> Result<Open, StoreError> {
     let longest = bounds.statement;
     let opened = timeout(longest, connect(store.clone(), bounds, PATIENCE, &[])).await;
     let Opened { connection, took } =
         opened.unwrap_or_else(|_elapsed| Err(StoreError::silent(store.location(), longest)))?;
-    // It took at least as many round trips as a look does.
+    // Connecting takes at least as many round trips as a poll.
     let patience = (2 * took).clamp(PATIENCE, longest);
     Ok(Open { connection, patience })
 }

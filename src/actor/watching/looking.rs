@@ -1,7 +1,7 @@
-//! Who is watched, what is looked at next, and what becomes of the answers.
+//! The watched sessions: which of them are polled next, and what the answers change.
 //!
-//! Nothing here waits for anything but the next input, and an answer touches only the sessions that it is about: what
-//! time alone changes stands in the order of its deadlines.
+//! The loop waits only for the next input. An answer touches only the sessions that it is about. Sessions that change
+//! by time alone are kept in the order of their deadlines.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -33,23 +33,25 @@ pub(super) struct Looking {
     line: Line,
     clock: SharedClock,
     watched: HashMap<SessionKey, Watched>,
-    /// Those that are seen to at an instant, each once.
+    /// When each session is next checked for changes by time alone. At most one entry per session.
     deadlines: BTreeSet<(BootInstant, SessionKey)>,
-    /// Those that are looked at before their turn: they have just come, or may have changed.
+    /// Sessions that are polled before their turn: they are new, or may have changed.
     urgent: Vec<SessionKey>,
-    /// The look at all that is under way.
+    /// The round that is under way: one poll of every session.
     round: Option<Round>,
-    /// When the next begins; `None` while one is under way, or nobody watches.
+    /// When the next round begins. `None` while a round is under way, or nobody watches.
     due: Option<BootInstant>,
-    /// Looks in a row that were not answered, and until when there is none.
+    /// Polls in a row that were not answered.
     failures: u32,
+    /// No poll is sent before this instant.
     not_before: BootInstant,
-    /// When the last look was sent that was answered.
+    /// When the last poll that was answered was sent.
     heard_at: BootInstant,
-    /// Nothing is known any more: the database has been silent for too long.
+    /// The database has been silent for too long: nothing is known any more.
     is_lost: bool,
-    /// When something has changed last, and whether anybody held one of the sessions at the last look at all.
+    /// When a session last changed.
     changed_at: BootInstant,
+    /// Whether a session was held when the last round began.
     is_any_held: bool,
 }
 
@@ -65,19 +67,21 @@ enum Input {
     Time,
 }
 
-/// While somebody holds one of the sessions, or has just let go.
+/// The time between two rounds while a session is held, or has just changed.
 const ACTIVE: Duration = Duration::from_millis(500);
+/// The time between two rounds otherwise.
 const IDLE: Duration = Duration::from_secs(1);
-/// How long after a change the sessions are looked at as often as that.
+/// How long after a change the rounds stay that frequent.
 const STAYS_ACTIVE: Duration = Duration::from_secs(5);
-/// With the database silent for so long nothing is known any more: within two seconds of its last sign of life.
+/// After this much silence of the database nothing is known any more. Less than the two seconds promised to watchers.
 const STALE: Duration = Duration::from_millis(1_900);
-/// Kept free of that by the next look, on a line that is slow.
+/// On a slow line, the next round begins so early that this much of [`STALE`] is left when its answer comes.
 const SLACK: Duration = Duration::from_millis(200);
+/// The longest pause after a poll that was not answered.
 const LONGEST_PAUSE: Duration = Duration::from_millis(300);
-/// What a run does shows in its row within 100 ms.
+/// A change of a run is in its row within 100 ms. This is a little longer.
 const SHOWN_WITHIN: Duration = Duration::from_millis(150);
-/// How many are let in before anything else is seen to.
+/// How many commands are taken before anything else is done.
 const COMMANDS_AT_ONCE: usize = 1_000;
 
 impl Looking {
@@ -120,7 +124,7 @@ impl Looking {
             }
             self.on_time();
             self.send();
-            // It may have to share its thread.
+            // The loop may share its thread with the actors.
             yield_now().await;
         }
         self.line.close().await;
@@ -146,7 +150,7 @@ impl Looking {
             if let Poll::Ready(Some(command)) = commands.poll_next_unpin(cx) {
                 return Poll::Ready(Input::Command(command));
             }
-            // Who watches goes on without them until the supervisor is over.
+            // When the events end, watching goes on without them until the supervisor ends.
             if let Poll::Ready(Some(event)) = events.poll_next_unpin(cx) {
                 return Poll::Ready(Input::Event(event));
             }
@@ -155,7 +159,7 @@ impl Looking {
         .await
     }
 
-    /// When there is something to do that nobody says.
+    /// When there is something to do although no input comes.
     fn wakes_at(&self) -> Option<BootInstant> {
         let is_waiting = self.round.is_some() || !self.urgent.is_empty();
         let look = if self.line.is_busy() {
@@ -173,7 +177,7 @@ impl Looking {
     fn heed(&mut self, command: Command) {
         match command {
             Command::Watch(key, reply) => {
-                // A reader that is kept here would be counted as one who watches.
+                // Do not keep a receiver here: it would count as a watcher.
                 let _ = reply.send(self.begin(key).shown.subscribe());
             }
             Command::AwaitEnd(key, waiting) => self.begin(key).waiting.push(waiting),
@@ -187,16 +191,16 @@ impl Looking {
             | RunEvent::Stopping { run, .. }
             | RunEvent::Stuck { run }
             | RunEvent::Ended { run, .. } => self.nudge(run.key),
-            // The next look at all shows what was missed.
+            // Missed events show with the next round. Other events change nothing that is shown.
             _ => {}
         }
     }
 
-    /// Looks at one session, with the others that have just come, and at all when it is time.
+    /// Begins to watch a session, unless it is watched already, and queues it for a poll out of turn.
     fn begin(&mut self, key: SessionKey) -> &mut Watched {
         let reading = self.clock.reading();
         if self.watched.is_empty() {
-            // Nobody has asked, so the database has not been silent.
+            // Nothing was asked until now, so the database has not been silent.
             (self.heard_at, self.is_lost) = (reading.boot, false);
         }
         if self.round.is_none() {
@@ -215,7 +219,7 @@ impl Looking {
         watched
     }
 
-    /// Looks now, and again when what a run does has reached its row.
+    /// Polls a session now, and again when a change of its run must have reached the row.
     fn nudge(&mut self, key: SessionKey) {
         let Some(watched) = self.watched.get_mut(&key) else { return };
         let now = self.clock.now();
@@ -258,7 +262,7 @@ impl Looking {
         }
     }
 
-    /// All that was to be looked at is looked at after a pause.
+    /// After a pause, a new round polls everything that was to be polled.
     fn fail(&mut self, error: &StoreError) {
         tracing::debug!(%error, "watched sessions were not read");
         self.failures = self.failures.saturating_add(1);
@@ -270,14 +274,14 @@ impl Looking {
         self.due = Some(self.not_before);
     }
 
-    /// The time from the beginning of one look at all to the next.
+    /// The time from the beginning of one round to the beginning of the next. `took` is how long the last poll took.
     fn interval(&self, took: Duration) -> Duration {
         let is_active = self.clock.now().saturating_since(self.changed_at) < STAYS_ACTIVE;
         let usual = if is_active || self.is_any_held { ACTIVE } else { IDLE };
         usual.min(STALE.saturating_sub(took + SLACK))
     }
 
-    /// Time has passed: things may be due, or not known any more.
+    /// Time has passed: something may be due, or may no longer be known.
     fn on_time(&mut self) {
         let reading = self.clock.reading();
         let now = reading.boot;
@@ -323,13 +327,13 @@ impl Looking {
         });
         self.due = None;
         self.is_any_held = self.watched.values().any(|watched| watched.knowledge.is_held());
-        // The urgent ones are looked at anyway.
+        // Urgent sessions are polled anyway.
         let left = self.watched.iter().filter(|(_, watched)| !watched.is_urgent);
         let left = left.map(|(key, _)| key.clone()).collect();
         self.round = (!self.watched.is_empty()).then_some(Round { began_at: now, left });
     }
 
-    /// Sends one look for as many as one statement takes, unless one is under way.
+    /// Sends one poll for as many sessions as one statement takes, unless a poll is under way.
     fn send(&mut self) {
         let is_waiting = self.round.is_some() || !self.urgent.is_empty();
         if self.line.is_busy() || !is_waiting || self.clock.now() < self.not_before {
@@ -343,7 +347,8 @@ impl Looking {
         }
     }
 
-    /// Half of a statement is kept for the look at all, as long as it needs it: haste must not put it off for ever.
+    /// The sessions of the next poll. Up to half of them are kept for the round, so that urgent sessions cannot put the
+    /// round off for ever.
     fn gather(&mut self) -> Vec<SessionKey> {
         let mut nobody = Vec::new();
         let left = self.round.as_mut().map_or(&mut nobody, |round| &mut round.left);
@@ -366,7 +371,8 @@ fn hasten(urgent: &mut Vec<SessionKey>, key: SessionKey, watched: &mut Watched) 
     }
 }
 
-/// A deadline that has moved away, as every renewal moves it, stays until it comes: then the next is set.
+/// Sets the session's next deadline, if that is earlier than the present one. A deadline that has moved to a later
+/// instant, as with every renewal, is left in place. When it comes, the next one is set.
 fn set_deadline(
     deadlines: &mut BTreeSet<(BootInstant, SessionKey)>,
     key: &SessionKey,

@@ -1,4 +1,4 @@
-//! One session, and who watches it.
+//! One watched session, and those who watch it.
 
 use futures::channel::oneshot;
 use tokio::sync::watch;
@@ -14,15 +14,15 @@ pub(super) struct Watched {
     pub(super) shown: watch::Sender<Option<Observed>>,
     pub(super) knowledge: Knowledge,
     pub(super) waiting: Vec<EndWaiter>,
-    /// It is among those that the next look is at.
+    /// The session is queued for a poll out of turn.
     pub(super) is_urgent: bool,
-    /// When it is to be looked at because of what a run of this process has done.
+    /// When the session is to be polled again because a run of this process has changed.
     pub(super) again_at: Option<BootInstant>,
-    /// When it is next seen to, whether or not anything has become of it by then.
+    /// When the session is next checked for changes by time alone. Kept in the order of deadlines.
     pub(super) deadline: Option<BootInstant>,
 }
 
-/// Somebody waits until a run does not hold the session any more, as the database says later than `since`.
+/// A caller that waits until a run no longer holds the session. Only answers to statements sent from `since` on count.
 pub(super) struct EndWaiter {
     pub(super) run_id: RunId,
     pub(super) since: BootInstant,
@@ -41,12 +41,12 @@ impl Watched {
         }
     }
 
-    /// Shows what is known now; answers whether that is a change.
+    /// Shows what is known now. Returns whether that is a change.
     pub(super) fn show(&self, reading: &Reading) -> bool {
         let Some(observed) = self.knowledge.observed(reading.boot, reading.wall) else { return false };
         self.shown.send_if_modified(|shown| {
             let is_new = !shown.as_ref().is_some_and(|shown| shown.shows_the_same_as(&observed));
-            // What has not changed is kept up to date for whoever comes later.
+            // Without a change the value is still replaced, for watchers that come later.
             *shown = Some(observed);
             is_new
         })
@@ -62,12 +62,12 @@ impl Watched {
             |run_id| holder.is_some_and(|holder| holder.run_id == run_id && !holder.expires_in.is_zero());
         let gone = self.waiting.extract_if(.., |waiting| waiting.since <= sent_at && !holds(waiting.run_id));
         for EndWaiter { reply, .. } in gone {
-            // Whoever does not wait any more has dropped the receiver.
+            // Fails if nobody waits any more.
             let _ = reply.send(());
         }
     }
 
-    /// When something may have become of it that no look has shown.
+    /// When the session is to be checked next, whether or not a poll has shown anything by then.
     pub(super) fn next_after(&self, now: BootInstant) -> Option<BootInstant> {
         let instants = self.knowledge.instants().chain(self.again_at);
         instants.filter(|at| *at > now).min()

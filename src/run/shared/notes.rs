@@ -1,4 +1,4 @@
-//! What is noted of a run besides its trust and its end: what its work says, and what was asked of it.
+//! What is noted about a run besides its trust and its end: what its work says, and what others have asked of it.
 
 use std::sync::{PoisonError, atomic::Ordering};
 
@@ -13,8 +13,8 @@ impl Shared {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Answers whether the actor has to be told: it takes what is newest when it comes to it, so that however often
-    /// this is called, one message is on its way (invariant I10).
+    /// Returns whether the actor has to be told. The actor reads the newest phase when the message reaches it, so one
+    /// message is on its way however often this is called (invariant I10).
     pub(in crate::run) fn set_phase(&self, phase: RunPhase) -> bool {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
         !self.phase_is_new.swap(true, Ordering::AcqRel)
@@ -24,9 +24,9 @@ impl Shared {
         self.shown_phase.send_replace(phase);
     }
 
-    /// Waits until others can see the newest phase; for ever where they never will.
+    /// Waits until others can see the newest phase. Never completes if they never will.
     pub(in crate::run) async fn until_phase_shown(&self) {
-        // This holds the sender: the channel stays open.
+        // `self` holds the sender, so the channel stays open.
         let _ = self.shown_phase.subscribe().wait_for(|shown| *shown == self.phase()).await;
     }
 
@@ -35,12 +35,12 @@ impl Shared {
         self.phase()
     }
 
-    /// Answers whether the actor has to be told: the first request is the one that counts.
+    /// Returns whether the actor has to be told. Only the first request counts.
     pub(in crate::run) fn ask_to_stop(&self) -> bool {
         !self.stop_was_asked.swap(true, Ordering::Relaxed)
     }
 
-    /// Keeps the first request to stop that anybody has heard of; answers whether it is this one.
+    /// Keeps the first request to stop that this process has heard of. Returns whether it is this one.
     pub(crate) fn note_stop(&self, request: &StopRequest) -> bool {
         let mut stands = self.stop_request.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = stands.is_none();
@@ -48,7 +48,7 @@ impl Shared {
         is_first
     }
 
-    /// Keeps the request that the row holds: it stands for everybody who looks.
+    /// Keeps the request that the row holds: it is the one that everybody else sees.
     pub(crate) fn note_recorded_stop(&self, request: &StopRequest) {
         *self.stop_request.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.clone());
     }
@@ -61,7 +61,7 @@ impl Shared {
         *self.release_refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
     }
 
-    /// What the last attempt to release met, if it was not confirmed.
+    /// Why the last attempt to release was not confirmed, if it was not.
     pub(crate) fn release_refusal(&self) -> Option<String> {
         self.release_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,4 +1,4 @@
-//! Release and sweep: what takes rows away.
+//! Release and sweep: the verbs that delete rows.
 
 use super::{
     connection::Connection,
@@ -26,7 +26,7 @@ pub(super) async fn release(
         ],
     );
     let rows = match connection.fetch(&statement).await {
-        // It was never granted.
+        // A key that cannot be stored was never granted.
         Err(StoreError::Unstorable { .. }) if items.len() == 1 => return Ok(vec![ReleaseOutcome::NotFound]),
         answered => answered?,
     };

@@ -1,4 +1,4 @@
-//! The connection that works with leases. It hands each verb to the file that knows its SQL.
+//! The connection that works with leases. It hands each verb to the module with its SQL.
 
 use futures::future::BoxFuture;
 
@@ -17,8 +17,8 @@ pub(super) struct WorkingConnection {
 }
 
 impl WorkingConnection {
-    /// Refuses this server if a row may be locked by a commit that will never be answered. If another row was just written,
-    /// commits are answered.
+    /// Fails if a row is locked and commits on this server wait for a standby that does not answer: then the lock may
+    /// never be released. If this call has written a row, commits are answered, and this does not ask.
     async fn believe<T>(
         &mut self,
         outcomes: Vec<T>,
@@ -95,7 +95,7 @@ impl LeaseConnection for WorkingConnection {
         Box::pin(connect::check(&mut self.connection))
     }
 
-    /// A statement is parsed once per connection; behind PgBouncer it is parsed each time, and this does nothing.
+    /// Prepares statements, which a connection does once. Behind PgBouncer nothing is prepared, and this does nothing.
     fn prepare<'a>(&'a mut self, kinds: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             for kind in kinds {

@@ -1,4 +1,4 @@
-//! Release and sweep: what takes rows away.
+//! Release and sweep: the verbs that delete rows.
 
 use std::collections::HashSet;
 
@@ -33,7 +33,8 @@ pub(super) async fn release(
         && let Some(triggers) = swallow::suspects(sqlite).await?
     {
         find_undeleted(sqlite, items, &mut outcomes).await?;
-        // Of several items, the caller asks for each one alone again. Then this says which one it is.
+        // If there are several items, the caller asks for each one alone again. Then this finds the one that is
+        // suppressed.
         if let [ReleaseOutcome::Locked] = outcomes[..] {
             return Err(Failure::Swallowed(triggers));
         }
@@ -41,7 +42,7 @@ pub(super) async fn release(
     Ok(outcomes)
 }
 
-/// Rows that are there although they were to be deleted.
+/// Finds the rows that still exist although the statement should have deleted them.
 async fn find_undeleted(
     sqlite: &mut SqliteConnection,
     items: &[Release],
