@@ -21,6 +21,7 @@ mod launch;
 mod lines;
 mod list;
 mod manual;
+mod masking;
 mod migrate;
 mod mistakes;
 #[cfg(target_os = "linux")]
@@ -182,7 +183,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 /// Says what is wrong with the command line, which may hold a URL in the wrong place; or gives the help asked for.
 fn answer(error: &clap::Error) {
     let text = error.render().to_string();
-    let shown = cli::without_passwords(&text);
+    let shown = masking::without_passwords(&text);
     let asked = cli::wanted_output(std::env::args_os().skip(1));
     if error.use_stderr() && asked.json {
         let failure = Failure::usage(&shown);
