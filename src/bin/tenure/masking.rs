@@ -1,12 +1,13 @@
-//! Masks passwords in text that is shown. An error about the command line quotes arguments, and a URL with a password may
-//! stand among them.
+//! Masks passwords in text that is shown. An error about the command line quotes arguments, and a URL with a password
+//! may stand among them.
 
-/// Text with the password of every URL in it masked.
+/// The text, with every password in it masked.
 pub(crate) fn without_passwords(text: &str) -> String {
     without_password_parameters(&without_login_passwords(text))
 }
 
-/// `password=…` and its kind, in a URL or not, up to what ends a parameter or a word.
+/// Masks the values of `password=…`, `sslpassword=…`, `…_key=…` and the like, in a URL or not. A value ends where the
+/// parameter or the word ends.
 fn without_password_parameters(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     let Some(at) = ["password=", "secret=", "_key="]
@@ -23,6 +24,7 @@ fn without_password_parameters(text: &str) -> String {
     format!("{before}{mask}{}", without_password_parameters(rest))
 }
 
+/// Masks the password in `scheme://user:password@host`. The password may have an `@` itself.
 fn without_login_passwords(text: &str) -> String {
     let Some((before, after)) = text.split_once("://") else { return text.to_owned() };
     let is_end = |char: char| char.is_whitespace() || matches!(char, '\'' | '"' | '`');
