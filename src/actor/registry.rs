@@ -64,7 +64,7 @@ pub(crate) struct Links {
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
     /// The pools of the connections that must be open before a session is granted.
-    pub(crate) means: Vec<Pool>,
+    pub(crate) keepers: Vec<Pool>,
     pub(crate) run: RunLinks,
     /// Cancelled when the registry has ended.
     pub(crate) over: CancellationToken,

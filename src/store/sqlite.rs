@@ -33,13 +33,14 @@ mod look;
 #[cfg(unix)]
 mod names;
 mod read;
-mod remove;
+mod release;
 mod renew;
 mod row;
 mod schema;
 mod standing;
 mod stop;
 mod swallow;
+mod sweep;
 mod url;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 
-use super::{acquire, connect, connection::Connection, read, remove, renew, stop};
+use super::{acquire, connect, connection::Connection, read, release, renew, stop, sweep};
 use crate::{
     session::{Holder, SessionKey},
     store::{
@@ -57,7 +57,7 @@ impl LeaseConnection for WorkingConnection {
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
         Box::pin(async move {
-            let outcomes = remove::release(&mut self.connection, items).await?;
+            let outcomes = release::release(&mut self.connection, items).await?;
             let is_released = |outcome: &_| matches!(outcome, ReleaseOutcome::Released);
             self.believe(outcomes, |outcome| matches!(outcome, ReleaseOutcome::Locked), is_released).await
         })
@@ -88,7 +88,7 @@ impl LeaseConnection for WorkingConnection {
     }
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
-        Box::pin(remove::sweep(&mut self.connection, limit))
+        Box::pin(sweep::sweep(&mut self.connection, limit))
     }
 
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -102,7 +102,7 @@ impl LeaseConnection for WorkingConnection {
                 let statements: &[&'static str] = match kind {
                     VerbKind::Acquire => &[acquire::ACQUIRE, read::INSPECT],
                     VerbKind::Renew => &[renew::RENEW],
-                    VerbKind::Release => &[remove::RELEASE],
+                    VerbKind::Release => &[release::RELEASE],
                 };
                 for statement in statements {
                     self.connection.prepare(statement).await?;

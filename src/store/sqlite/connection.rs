@@ -9,9 +9,9 @@ use super::{
     acquire,
     failure::Failure,
     file::{Access, DatabaseFile},
-    read, remove, renew, schema,
+    read, release, renew, schema,
     standing::{FileIdentity, OpenFiles, Standing},
-    stop,
+    stop, sweep,
 };
 use crate::{
     session::{Holder, SessionKey},
@@ -170,7 +170,7 @@ impl LeaseConnection for Connection {
             if !self.follow_runs().await? {
                 return Ok(vec![ReleaseOutcome::NotFound; items.len()]);
             }
-            let outcomes = remove::release(&mut self.sqlite, items).await;
+            let outcomes = release::release(&mut self.sqlite, items).await;
             self.answer(outcomes)
         })
     }
@@ -208,7 +208,7 @@ impl LeaseConnection for Connection {
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
             self.follow_to_work().await?;
-            let deleted = remove::sweep(&mut self.sqlite, limit).await;
+            let deleted = sweep::sweep(&mut self.sqlite, limit).await;
             self.answer(deleted)
         })
     }
@@ -321,8 +321,8 @@ mod tests {
             acquire::GRANT,
             renew::EXTEND,
             renew::EXPLAIN,
-            remove::RELEASE,
-            remove::SWEEP,
+            release::RELEASE,
+            sweep::SWEEP,
             read::INSPECT,
             stop::STOP,
         ] {
