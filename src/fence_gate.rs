@@ -170,6 +170,7 @@ impl FenceGate {
         let mut entered = known.entered.clone().read_owned().await;
         if *entered < wanted {
             drop(entered);
+            // Granted only when every passage of a smaller fence was dropped.
             let mut alone = known.entered.clone().write_owned().await;
             *alone = wanted.max(*alone);
             entered = alone.downgrade();

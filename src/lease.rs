@@ -183,6 +183,7 @@ impl Lease {
     /// A renewal was answered, or never will be.
     pub(crate) fn on_renewal(&mut self, attempt: u64, renewal: Renewal, now: BootInstant) {
         self.check_trust(now);
+        // A late answer cannot revive the run, but it can show that another run is at work.
         if let (State::Ended, Renewal::Lost(EndReason::Superseded)) = (self.state, &renewal) {
             return self.be_overtaken(now);
         }
@@ -266,6 +267,7 @@ impl Lease {
         let released_by_now = matches!(self.release, Call::InFlight { .. });
         self.state = State::Ended;
         self.renewal = Call::Never;
+        // The answer to a release under way still counts.
         if !released_by_now {
             self.release = Call::Never;
         }

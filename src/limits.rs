@@ -145,7 +145,9 @@ impl Resource {
             Self::Descriptors => {
                 "raise the limit on open files of this process (`ulimit -n`, LimitNOFILE=), or close some"
             }
-            Self::Files => "the machine has no more: raise fs.file-max, or find who keeps so many files open",
+            Self::Files => {
+                "the machine has no more: raise fs.file-max, or find what keeps so many files open"
+            }
             Self::Threads => {
                 "raise the limits on processes and memory (`ulimit -u` and `-v`, TasksMax=, the container's)"
             }

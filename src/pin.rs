@@ -171,10 +171,10 @@ pub enum PinError {
     #[error("the lease has expired; roll back")]
     Expired,
     /// No run holds the session: the lease was released, or its row was removed after it had expired.
-    #[error("the lease was given back, or has expired and was removed; roll back")]
+    #[error("the lease was released, or has expired and was removed; roll back")]
     Released,
     /// The lease was released or taken over after this transaction began. Its snapshot cannot show which.
-    #[error("the lease was given back or taken over since this transaction began; roll back")]
+    #[error("the lease was released or taken over since this transaction began; roll back")]
     Lost,
     /// The run's own process knows that the run has lost its session.
     #[error("the run has ended: {0}; roll back")]

@@ -28,7 +28,7 @@ pub use tasks::Task;
 
 use tasks::WorkEntry;
 
-/// The guard of a granted lease: while it is held, this run has the session.
+/// The guard of a granted lease: this run holds the session until the guard is dropped, or the run ends earlier.
 ///
 /// Dropping the guard cancels the run at once. The session is released when everything that was started through the
 /// [context](RunContext) has ended. If you wire work to the [`token`](RunContext::token) yourself, dropping the guard
@@ -66,7 +66,7 @@ impl Run {
     ///
     /// # Cancel safety
     /// The run ends when this is called. Dropping the future only stops waiting.
-    #[must_use = "only awaiting it tells whether the session was given back"]
+    #[must_use = "only awaiting it tells whether the session was released"]
     pub fn release(mut self) -> impl Future<Output = Ended> + Send + 'static {
         let shared = self.context.shared.clone();
         self.end(EndReason::Completed);

@@ -139,6 +139,9 @@ impl LeaseSupervisor {
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
     pub async fn inspect(&self, key: &SessionKey) -> Result<SessionStatus, QueryError> {
         self.inner()?.queries.ask(|reply| Query::Inspect(key.clone(), reply)).await
     }
@@ -151,6 +154,9 @@ impl LeaseSupervisor {
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
     pub async fn standby(&self) -> Result<Option<Standby>, QueryError> {
         self.inner()?.queries.ask(Query::Standby).await
     }
@@ -197,7 +203,7 @@ impl LeaseSupervisor {
     /// still for thousands of sessions on a slow database. A holder is never shown beyond the last known expiry of its
     /// lease. The stream says [`Unknown`](Observed::Unknown) within two seconds after the database is lost, and is
     /// right again within two seconds after it is back. If every answer takes about a second or more, the state is
-    /// `Unknown` in between; if every answer takes two seconds, it is always `Unknown`.
+    /// `Unknown` in between. If every answer takes two seconds, it is always `Unknown`.
     ///
     /// All watched sessions share one connection, one thread, and one statement per 500 sessions. No run waits for a
     /// watcher. Dropping the stream ends the watching.
@@ -206,6 +212,12 @@ impl LeaseSupervisor {
     }
 
     /// Reads the state of many sessions, in key order. The request is sent when it is awaited.
+    ///
+    /// # Errors
+    /// [`QueryError`] when the database does not answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
     pub fn list(&self) -> ListBuilder {
         let page = Page { account: None, expired: false, after: None, limit: u32::MAX };
         ListBuilder { supervisor: self.clone(), page }
@@ -215,7 +227,10 @@ impl LeaseSupervisor {
     /// many it removed. Rows that are left only take room: an expired row grants nothing.
     ///
     /// # Errors
-    /// [`QueryError`] when the database does not answer; some rows may have been removed.
+    /// [`QueryError`] when the database does not answer. Some rows may have been removed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the sweep. A statement that was sent still takes effect.
     pub async fn sweep(&self) -> Result<u64, QueryError> {
         let mut removed = 0;
         loop {
@@ -268,9 +283,9 @@ impl LeaseSupervisor {
     }
 
     /// Refuses new runs from now on ([`AcquireError::Draining`](crate::AcquireError::Draining)) and lets the present
-    /// runs finish. Returns when the last of them has ended. Bound the wait with a time-out, and [shut
-    /// down](Self::shutdown) afterwards: the shutdown also releases what a failed acquire may have taken, which the
-    /// drain does not wait for.
+    /// runs finish. Returns when the last of them has ended. Bound the wait with a time-out, and call
+    /// [`shutdown`](Self::shutdown) afterwards. A failed acquire may have taken a session that is still to be released.
+    /// The drain does not wait for that release. The shutdown does.
     ///
     /// A drain cannot be undone: start another supervisor.
     ///
@@ -288,10 +303,10 @@ impl LeaseSupervisor {
     /// Ends the supervisor. New acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Work that has not ended after `grace` is dropped.
     ///
-    /// Returns when all is done. That takes at most `grace`, `safety_margin/2`, twice `renew_timeout`, and 1.5 s
-    /// together; the 1.5 s are for a pause between two releases and for a database that does not answer when a
-    /// connection is closed. A second call can only shorten the grace. After the supervisor has ended, each call
-    /// returns the same report.
+    /// Returns when all is done. That takes no longer than the sum of `grace`, `safety_margin/2`, twice
+    /// `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
+    /// answer when a connection is closed. A second call can only shorten the grace. After the supervisor has ended,
+    /// each call returns the same report.
     ///
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.

@@ -30,7 +30,7 @@ use crate::{
     store::{Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, StoreError},
 };
 
-/// What came of an acquire.
+/// The outcome of an acquisition.
 #[derive(Debug)]
 pub(crate) enum AcquisitionEnd {
     /// The database granted; `sent_at` is when the granting statement was sent.
@@ -125,6 +125,7 @@ impl Acquisition {
             }
             attempts.sent = Arc::default();
             let answer = self.lane.ask_noting(self.item.clone(), alone, attempts.sent.clone()).await;
+            // Answered: from here on the attempt counts by its answer, and not because it was sent.
             attempts.sent = Arc::default();
             match answer.outcome {
                 Ok(AcquireOutcome::Granted(grant)) => {
@@ -218,7 +219,7 @@ pub(crate) async fn compensate(
         let last = given_up.is_cancelled();
         let outcome = lane.ask(Release { key: key.clone(), run_id }, alone).await.outcome;
         if let Ok(ReleaseOutcome::Released) = outcome {
-            tracing::debug!(%key, %run_id, "gave back what an acquire of unknown outcome had taken");
+            tracing::debug!(%key, %run_id, "released what an acquire of unknown outcome had taken");
             rows -= 1;
             continue;
         }

@@ -60,7 +60,7 @@ impl Hints {
             if matches!(lost, StoreError::Lost { .. }) {
                 self.registry.do_send(ConfirmAll);
             }
-            tracing::debug!(error = %lost, "nobody listens for requests to stop");
+            tracing::debug!(error = %lost, "not listening for requests to stop");
             failures += 1;
             if over.run_until_cancelled(sleep(backoff(failures, LONGEST_PAUSE))).await.is_none() {
                 return;

@@ -173,7 +173,7 @@ impl<V: Verb> Lane<V> {
         }
     }
 
-    /// Sends what has gathered, unless a statement is in flight or the track pauses after a failure.
+    /// Sends the gathered requests, unless a statement is in flight or the track pauses after a failure.
     fn pump(&mut self, which: Which, ctx: &mut Context<Self>) {
         let patience = self.settings.attempt_timeout;
         let track = self.track(which);
@@ -252,7 +252,7 @@ impl<V: Verb> Lane<V> {
             }
             // One item or a few are bad. Split the batch, so that only these fail.
             Err(error) if !error.is_uncertain() && batch.len() > 1 => {
-                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; taken apart");
+                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; splitting it");
                 let are_all_suspects =
                     batch.iter().all(|request| self.suspects.contains(V::key(&request.item)));
                 let parts = suspects::apart(batch);

@@ -162,7 +162,7 @@ impl Watcher {
                 let _ = thread.join();
             }
             Err(error) => {
-                tracing::warn!(%error, "no thread for those who watch: they share the supervisor's");
+                tracing::warn!(%error, "no thread for watching: it shares the supervisor's thread");
                 self.serve(over).await;
             }
         }

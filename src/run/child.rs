@@ -119,7 +119,7 @@ impl Warden {
             (Box::pin(shared.told_to_end().cancelled()), Box::pin(self.asked_to_end.cancelled()));
         match block_on(select(select(exited, asked), run_ends)) {
             Either::Left(_) => shared.timing.stop_grace(),
-            // The state machine cancels `killed` when the grace is over.
+            // No bound here: the machine decides when the grace is over, and `killed` is cancelled then.
             Either::Right(_) => Duration::MAX,
         }
     }

@@ -143,6 +143,7 @@ impl Shared {
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
+        // A stop has revoked trust for the work, but the lease is still renewed until the work has ended.
         let is_stopping = self.reason().is_some_and(|reason| !reason.is_loss());
         if extended || is_stopping {
             self.renewed_until.send_replace(trusted_until);

@@ -4,7 +4,7 @@ use futures::future::BoxFuture;
 
 use crate::store::{Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError};
 
-/// A store whose connections may only read, and may be to a standby.
+/// A store that opens its connections to look: they may be to a standby, and are used only to read.
 pub(super) struct OnlyLooking(pub(super) SharedStore);
 
 impl crate::store::sealed::Sealed for OnlyLooking {}

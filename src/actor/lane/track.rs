@@ -99,6 +99,7 @@ impl<V: Verb> Track<V> {
                 batch.push(request);
                 break;
             }
+            // A second request for the same key waits for the next statement.
             match keys.insert(V::key(&request.item).clone()) {
                 true => batch.push(request),
                 false => left.push_back(request),

@@ -45,7 +45,7 @@ impl Pool {
             let pause = self.inner.plan.check_interval.min(self.inner.plan.linger);
             match over.run_until_cancelled(timeout(pause, lost)).await {
                 Some(Ok(error)) => {
-                    tracing::debug!(%error, "a connection at rest was lost");
+                    tracing::debug!(%error, "an idle connection was lost");
                     self.keep();
                 }
                 Some(Err(_elapsed)) => {}

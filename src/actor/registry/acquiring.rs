@@ -174,7 +174,7 @@ impl Registry {
     /// Checks that a grant may still be handed out.
     fn accept(&self, sent_at: BootInstant, grant: &Grant) -> Result<Lease, AcquireError> {
         let given_back = |why: &str| {
-            let (location, detail) = (self.links.location.clone(), format!("{why}; it is being given back"));
+            let (location, detail) = (self.links.location.clone(), format!("{why}; it is being released"));
             AcquireError::Unavailable(StoreError::Unavailable { location, detail })
         };
         if self.is_shutting_down() {
