@@ -6,7 +6,7 @@
 //!                            ▼
 //! caller ◄─ Run (guard) ── RunActor ───────────────► Lane (renew)   ─► LeaseStore
 //!                            │   └─────────────────► Lane (release) ─► LeaseStore
-//!                            └ Ended ─► Registry
+//!                            └ RunFinished ─► Registry
 //! ```
 //!
 //! All actors live on one thread of the supervisor, so that nothing the application does can delay a renewal (invariant
@@ -20,6 +20,7 @@
 //! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
 //! - [`lane`] sends statements of one kind, over connections of a [`pool`] that are open before they are needed.
 //! - [`query`] reads, sweeps, and asks runs to stop. No run depends on it.
+//! - [`query`] has the workers for what no run depends on: looking, listing, sweeping, and writing a request to stop.
 //! - [`hints`] listens for requests to stop, and has the registry read them. [`watching`] polls sessions for watchers.
 //!   No run depends on either.
 //!
