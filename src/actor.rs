@@ -20,7 +20,6 @@
 //! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
 //! - [`lane`] sends statements of one kind, over connections of a [`pool`] that are open before they are needed.
 //! - [`query`] reads, sweeps, and asks runs to stop. No run depends on it.
-//! - [`query`] has the workers for what no run depends on: looking, listing, sweeping, and writing a request to stop.
 //! - [`hints`] listens for requests to stop, and has the registry read them. [`watching`] polls sessions for watchers.
 //!   No run depends on either.
 //!
