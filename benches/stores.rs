@@ -1,7 +1,8 @@
-//! What a lease costs on a real database, beside one plain statement of the same kind sent with sqlx alone.
+//! Compares the cost of a lease on a real database with that of one plain statement of the same kind, sent by sqlx
+//! alone.
 //!
-//! Read the ratio of two lines of one run, not the figures: the time of a commit is the disk's. The PostgreSQL
-//! here is a throw-away one with `fsync` on.
+//! Compare two lines of one run. The figures themselves depend on the disk, on which a commit waits. The PostgreSQL
+//! server is a throw-away one with `fsync` on.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
@@ -62,7 +63,7 @@ fn sqlite(c: &mut Criterion) {
     }
 }
 
-/// The store's statements by themselves, and a whole acquire and release through a supervisor.
+/// Measures the store's statements alone, and a whole acquire and release through a supervisor.
 fn verbs(c: &mut Criterion, runtime: &Runtime, backend: &str, url: &str) {
     runtime.block_on(tenure::migrate(url)).expect("it may be migrated");
     let store = store::open(url).expect("a good URL");

@@ -1,5 +1,5 @@
-//! What the supervisor itself costs: the machine's step, `is_held`, and a round trip through registry and lane on
-//! the in-memory store, which answers at once.
+//! Measures the cost of the supervisor itself: one step of the state machine, `is_held`, and a round trip through
+//! registry and lane on the in-memory store, which answers at once.
 
 use std::{hint::black_box, sync::Arc};
 

@@ -1,12 +1,12 @@
-//! An agent actor in the host's own actix system that owns a run, is told what happens to it as messages, and stops
-//! its work when the run ends.
+//! An agent actor in the host's own actix system. It owns a run, receives the run's events as messages, and stops its
+//! work when the run ends.
 //!
 //! ```sh
 //! cargo run --example actix_agent
 //! ```
 //!
-//! The supervisor has a thread and a system of its own: a busy agent delays no renewal. Its events may therefore come
-//! late to a busy agent; what may be relied on is `is_held`, asked right before each side effect.
+//! The supervisor has a thread and a system of its own, so that a busy agent delays no renewal. A busy agent handles
+//! events late, so it must not rely on them: it asks `is_held` right before each side effect.
 
 use std::{error::Error, time::Duration};
 
@@ -17,18 +17,18 @@ use tenure::{LeaseSupervisor, Run, RunEvent, SessionKey};
 /// How long the agent pauses between two turns.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// One conversation, worked on by this process while it holds the session.
+/// Works on one conversation while it holds the session.
 struct Agent {
     name: &'static str,
     supervisor: LeaseSupervisor,
     key: SessionKey,
     run: Option<Run>,
     turns: u32,
-    /// Dropped with the agent: tells the host that it has gone.
+    /// Dropped with the agent, which tells the host that the agent has ended.
     _alive: oneshot::Sender<()>,
 }
 
-/// Do one turn of the conversation.
+/// The message to do one turn of the conversation.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct Turn;
@@ -79,7 +79,8 @@ impl Handler<RunEvent> for Agent {
             RunEvent::Recovered { .. } => self.say("the database answers again"),
             RunEvent::Stopping { reason, .. } => {
                 self.say(&format!("told to stop: {reason}"));
-                // No turn is under way between two messages. To drop the run says so, and gives the session back.
+                // Between two messages no turn is under way, so the work has ended. Dropping the run releases the
+                // session.
                 self.run = None;
             }
             RunEvent::Ended { reason, released, .. } => {
@@ -93,7 +94,7 @@ impl Handler<RunEvent> for Agent {
 }
 
 impl Agent {
-    /// Starts an agent; the answer ends when the agent has gone.
+    /// Starts an agent. The returned receiver completes when the agent has ended.
     fn open(name: &'static str, supervisor: &LeaseSupervisor, key: &SessionKey) -> oneshot::Receiver<()> {
         let (alive, gone) = oneshot::channel();
         let (supervisor, key) = (supervisor.clone(), key.clone());
@@ -115,7 +116,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let first = Agent::open("first", &supervisor, &key);
     actix_rt::time::sleep(2 * PAUSE).await;
-    // A closed channel is how an agent says that it has gone.
+    // An error of the receiver is the expected end: the agent has dropped its sender.
     let _ = Agent::open("second", &supervisor, &key).await;
     actix_rt::time::sleep(2 * PAUSE).await;
 

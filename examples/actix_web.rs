@@ -1,4 +1,4 @@
-//! A chat service on actix-web: one handler under a lease, and a client that may go and come back.
+//! A chat service on actix-web: handlers under a lease, and clients that may disconnect and come back.
 //!
 //! ```sh
 //! cargo run --example actix_web --features serde                             # on leases.db, in this directory
@@ -12,14 +12,15 @@
 //! curl -i $url -d 'tell me a story'            # 200 and the reply, two seconds later …
 //! curl -i $url -d 'me too'                     # … and meanwhile, 409: the holder as JSON, and Retry-After
 //! curl -i -m 1 $url -d 'tell me a long story'; # the client gives up after a second; the work goes on …
-//! curl -i $url                                 # … and whoever asks meanwhile gets its reply: 200; else 404
-//! curl -i $url -X DELETE                       # 202: the run is asked to stop; who waits for it gets 410
+//! curl -i $url                                 # … and a client that comes back gets its reply: 200; else 404
+//! curl -i $url -X DELETE                       # 202: the run is asked to stop; clients that wait for it get 410
 //! curl -i ${url%run}turn -d 'a short one'      # the same as a part of the request: it ends with its client
 //! curl -i http://127.0.0.1:8080/ready          # 200; 503 while draining, and when the database is away
 //! ```
 //!
-//! Ctrl-C, or SIGTERM, drains: new runs are refused with 503, those that go on have half a minute, and the rest is
-//! stopped. A second server on the same database (`PORT=8081`) refuses, with 409, what the first one works on.
+//! Ctrl-C or SIGTERM drains the service: it refuses new runs with 503, lets the others go on for half a minute, and
+//! then stops them. A second server on the same database (`PORT=8081`) answers 409 for sessions that the first one
+//! holds.
 
 use std::{
     collections::HashMap,
@@ -45,14 +46,14 @@ use tokio::time::sleep;
 
 /// How long one turn of the pretended agent takes.
 const TURN: Duration = Duration::from_millis(500);
-/// How long runs may go on when the service is told to leave.
+/// How long runs may go on when the service is told to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Stands in for an agent.
 async fn agent(ctx: RunContext, prompt: String) -> String {
     let mut reply = Vec::new();
     for (turn, word) in prompt.split_whitespace().enumerate() {
-        // Seen by whoever is refused meanwhile.
+        // Callers who are refused meanwhile see this phase.
         ctx.set_phase(format!("turn {}", turn + 1)).expect("a short text");
         let thought = ctx.token().run_until_cancelled_owned(sleep(TURN)).await;
         // Right before each side effect, of which this example has none.
@@ -70,18 +71,19 @@ struct Host {
     works: Works,
 }
 
-/// POST …/run: work that is bound to its run. The client may go; the work goes on.
+/// POST …/run: work that is bound to its run. It goes on when the client disconnects.
 async fn start(host: Data<Host>, key: Path<SessionKey>, prompt: String) -> Result<String, Refusal> {
     let run = host.supervisor.acquire(&key).max_silence(Duration::from_secs(60)).await?;
     let work = host.works.keep(|| run.spawn_scope(|ctx| agent(ctx, prompt)));
     Ok(work.attach().await?)
 }
 
-/// GET …/run: attaches to the work that goes on in this process.
+/// GET …/run: attaches to the work of this session in this process.
 async fn attach(host: Data<Host>, key: Path<SessionKey>) -> Result<String, Refusal> {
     match host.works.of(&key) {
         Some(work) => Ok(work.attach().await?),
-        // It may go on elsewhere: the status names the holder. Or it is over: an agent has written down its reply.
+        // The work may go on in another process: the status names the holder. Or it has ended: a real agent would have
+        // stored its reply.
         None => Err(Refusal::NotHere(Box::new(host.supervisor.inspect(&key).await?))),
     }
 }
@@ -94,10 +96,11 @@ async fn stop(host: Data<Host>, key: Path<SessionKey>) -> Result<HttpResponse, R
     })
 }
 
-/// POST …/turn: work that is a part of its request. A client that goes drops it, and the session is free.
+/// POST …/turn: work that is bound to its request. When the client disconnects, the work is dropped and the session
+/// released.
 async fn turn(host: Data<Host>, key: Path<SessionKey>, prompt: String) -> Result<String, Refusal> {
     let run = host.supervisor.acquire(&key).await?;
-    // Not `Send`, as much in a handler of this framework is not.
+    // Like much in a handler of this framework, this is not `Send`.
     let prompt = Rc::new(prompt);
     Ok(run.scope(async |ctx| agent(ctx, prompt.to_string()).await).await?)
 }
@@ -110,7 +113,7 @@ async fn ready(host: Data<Host>) -> HttpResponse {
     }
 }
 
-/// Every answer but the value.
+/// Every answer except the reply.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error(transparent)]
@@ -132,8 +135,8 @@ impl ResponseError for Refusal {
                 let retry_after = busy.retry_after().as_secs().to_string();
                 HttpResponse::Conflict().insert_header((RETRY_AFTER, retry_after)).json(busy)
             }
-            // Draining, or no grant; what may have been acquired all the same is being given back.
-            // The text names the database: a public service would rather log it.
+            // The service drains, or there was no grant. If the database granted the lease after all, it is being
+            // released. The text names the database. A public service should log it instead.
             Self::NotGranted(_) | Self::Unknown(_) | Self::NotAsked(_) => {
                 HttpResponse::ServiceUnavailable().insert_header((RETRY_AFTER, "1")).body(self.to_string())
             }
@@ -143,7 +146,7 @@ impl ResponseError for Refusal {
                     EndReason::Stopped { .. } => HttpResponse::Gone(),
                     EndReason::TimedOut { .. } => HttpResponse::GatewayTimeout(),
                     EndReason::Panicked => HttpResponse::InternalServerError(),
-                    // Shut down or lost: asked again, another server may take it.
+                    // The run was shut down or lost. On a retry another server may take the session.
                     _ => HttpResponse::ServiceUnavailable(),
                 };
                 answer.json(error.reason())
@@ -170,7 +173,7 @@ impl Works {
     async fn forget(self, work: ScopeHandle<String>) {
         let _ = work.attach().await;
         let (ctx, mut kept) = (work.context(), self.lock());
-        // The session's next run may have taken its place.
+        // The session's next run may have replaced the entry.
         if kept.get(ctx.key()).is_some_and(|work| work.context().run_id() == ctx.run_id()) {
             kept.remove(ctx.key());
         }
@@ -190,7 +193,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = env::args().nth(1).or_else(|| env::var("TENURE_DATABASE_URL").ok());
     let url = url.unwrap_or_else(|| "sqlite://leases.db".to_owned());
     let port = env::var("PORT").map_or(Ok(8080), |port| port.parse())?;
-    // Once is enough, but repeating it does no harm. A service would leave it to its deployment.
+    // Once would be enough, but a repetition does no harm. A real service would do this in its deployment.
     tenure::migrate(&url).await?;
     let holder = format!("actix_web {}", std::process::id());
     let supervisor = LeaseSupervisor::builder(url).holder_label(holder).start().await?;
@@ -200,7 +203,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let run = web::resource("/run").post(start).get(attach).delete(stop);
         let session =
             web::scope("/sessions/{account}/{session}").service(run).route("/turn", web::post().to(turn));
-        // What is no key of a session is the client's mistake; by default it would be a path that is not found.
+        // A bad session key is the client's mistake. By default actix-web would answer 404.
         let keys = PathConfig::default().error_handler(|error, _| ErrorBadRequest(error));
         App::new()
             .app_data(host.clone())
@@ -208,9 +211,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             .service(session)
             .route("/ready", web::get().to(ready))
     };
-    // Told to leave, the runs come first, and the server last.
+    // On a signal, the runs are ended first, and the server last: so the server must not handle signals itself.
     let server = HttpServer::new(app).workers(2).disable_signals().shutdown_timeout(5);
-    // Without this, a client that has gone is not noticed before it is answered, and `turn` works on for nobody.
+    // Without this, actix-web does not notice that a client has disconnected, and `turn` works on for nobody.
     let server = server.h1_allow_half_closed(false);
     let server = server.bind((Ipv4Addr::LOCALHOST, port))?;
     println!("listening on http://{}, leases in {}", server.addrs()[0], supervisor.location());
@@ -222,7 +225,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "draining: new runs are refused, others may go on for {PATIENCE:?}, or until told to leave again"
     );
-    // The server answers meanwhile, so that the load balancer sees it is not ready, and clients come back to their runs.
+    // Meanwhile the server answers, so that the load balancer sees that it is not ready, and clients can come back.
     tokio::select! {
         () = supervisor.drain() => {}
         () = sleep(PATIENCE) => {}
@@ -234,12 +237,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         report.ended.len(),
         report.left
     );
-    // Whoever waited for a run has its answer now.
+    // Clients that waited for a run have their answers now.
     handle.stop(true).await;
     Ok(())
 }
 
-/// SIGTERM, or Ctrl-C.
+/// Waits for SIGTERM or Ctrl-C.
 async fn told_to_leave() {
     #[cfg(unix)]
     {

@@ -1,4 +1,4 @@
-//! A chat service on axum: one handler under a lease, and a client that may go and come back.
+//! A chat service on axum: handlers under a lease, and clients that may disconnect and come back.
 //!
 //! ```sh
 //! cargo run --example axum --features serde                                  # on leases.db, in this directory
@@ -12,14 +12,15 @@
 //! curl -i $url -d 'tell me a story'            # 200 and the reply, two seconds later …
 //! curl -i $url -d 'me too'                     # … and meanwhile, 409: the holder as JSON, and Retry-After
 //! curl -i -m 1 $url -d 'tell me a long story'; # the client gives up after a second; the work goes on …
-//! curl -i $url                                 # … and whoever asks meanwhile gets its reply: 200; else 404
-//! curl -i $url -X DELETE                       # 202: the run is asked to stop; who waits for it gets 410
+//! curl -i $url                                 # … and a client that comes back gets its reply: 200; else 404
+//! curl -i $url -X DELETE                       # 202: the run is asked to stop; clients that wait for it get 410
 //! curl -i ${url%run}turn -d 'a short one'      # the same as a part of the request: it ends with its client
 //! curl -i http://127.0.0.1:8080/ready          # 200; 503 while draining, and when the database is away
 //! ```
 //!
-//! Ctrl-C, or SIGTERM, drains: new runs are refused with 503, those that go on have half a minute, and the rest is
-//! stopped. A second server on the same database (`PORT=8081`) refuses, with 409, what the first one works on.
+//! Ctrl-C or SIGTERM drains the service: it refuses new runs with 503, lets the others go on for half a minute, and
+//! then stops them. A second server on the same database (`PORT=8081`) answers 409 for sessions that the first one
+//! holds.
 
 use std::{
     collections::HashMap,
@@ -49,14 +50,14 @@ use tokio_util::sync::CancellationToken;
 
 /// How long one turn of the pretended agent takes.
 const TURN: Duration = Duration::from_millis(500);
-/// How long runs may go on when the service is told to leave.
+/// How long runs may go on when the service is told to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Stands in for an agent.
 async fn agent(ctx: RunContext, prompt: String) -> String {
     let mut reply = Vec::new();
     for (turn, word) in prompt.split_whitespace().enumerate() {
-        // Seen by whoever is refused meanwhile.
+        // Callers who are refused meanwhile see this phase.
         ctx.set_phase(format!("turn {}", turn + 1)).expect("a short text");
         let thought = ctx.token().run_until_cancelled_owned(sleep(TURN)).await;
         // Right before each side effect, of which this example has none.
@@ -75,7 +76,7 @@ struct Host {
     works: Works,
 }
 
-/// POST …/run: work that is bound to its run. The client may go; the work goes on.
+/// POST …/run: work that is bound to its run. It goes on when the client disconnects.
 async fn start(
     State(host): State<Host>,
     Path(key): Path<SessionKey>,
@@ -86,11 +87,12 @@ async fn start(
     Ok(work.attach().await?)
 }
 
-/// GET …/run: attaches to the work that goes on in this process.
+/// GET …/run: attaches to the work of this session in this process.
 async fn attach(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<String, Refusal> {
     match host.works.of(&key) {
         Some(work) => Ok(work.attach().await?),
-        // It may go on elsewhere: the status names the holder. Or it is over: an agent has written down its reply.
+        // The work may go on in another process: the status names the holder. Or it has ended: a real agent would have
+        // stored its reply.
         None => {
             let status = host.supervisor.inspect(&key).await?;
             Err(Refusal((StatusCode::NOT_FOUND, Json(status)).into_response()))
@@ -106,7 +108,8 @@ async fn stop(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<R
     })
 }
 
-/// POST …/turn: work that is a part of its request. A client that goes drops it, and the session is free.
+/// POST …/turn: work that is bound to its request. When the client disconnects, the work is dropped and the session
+/// released.
 async fn turn(
     State(host): State<Host>,
     Path(key): Path<SessionKey>,
@@ -121,7 +124,7 @@ async fn ready(State(host): State<Host>) -> StatusCode {
     if host.supervisor.is_ready().await { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-/// Every answer but the value.
+/// Every answer except the reply.
 struct Refusal(Response);
 
 impl From<AcquireError> for Refusal {
@@ -131,7 +134,8 @@ impl From<AcquireError> for Refusal {
                 let retry_after = [(RETRY_AFTER, busy.retry_after().as_secs().to_string())];
                 (StatusCode::CONFLICT, retry_after, Json(busy)).into_response()
             }
-            // Draining, or no grant; what may have been acquired all the same is being given back.
+            // The service drains, or there was no grant. If the database granted the lease after all, it is being
+            // released.
             error => unavailable(&error),
         })
     }
@@ -143,7 +147,7 @@ impl From<ScopeError<String>> for Refusal {
             EndReason::Stopped { .. } => StatusCode::GONE,
             EndReason::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
             EndReason::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
-            // Shut down or lost: asked again, another server may take it.
+            // The run was shut down or lost. On a retry another server may take the session.
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self((status, Json(error.reason())).into_response())
@@ -191,7 +195,7 @@ impl Works {
     async fn forget(self, work: ScopeHandle<String>) {
         let _ = work.attach().await;
         let (ctx, mut kept) = (work.context(), self.lock());
-        // The session's next run may have taken its place.
+        // The session's next run may have replaced the entry.
         if kept.get(ctx.key()).is_some_and(|work| work.context().run_id() == ctx.run_id()) {
             kept.remove(ctx.key());
         }
@@ -211,7 +215,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = env::args().nth(1).or_else(|| env::var("TENURE_DATABASE_URL").ok());
     let url = url.unwrap_or_else(|| "sqlite://leases.db".to_owned());
     let port = env::var("PORT").map_or(Ok(8080), |port| port.parse())?;
-    // Once is enough, but repeating it does no harm. A service would leave it to its deployment.
+    // Once would be enough, but a repetition does no harm. A real service would do this in its deployment.
     tenure::migrate(&url).await?;
     let holder = format!("axum {}", std::process::id());
     let supervisor = LeaseSupervisor::builder(url).holder_label(holder).start().await?;
@@ -231,7 +235,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!(
         "draining: new runs are refused, others may go on for {PATIENCE:?}, or until told to leave again"
     );
-    // The server answers meanwhile, so that the load balancer sees it is not ready, and clients come back to their runs.
+    // Meanwhile the server answers, so that the load balancer sees that it is not ready, and clients can come back.
     tokio::select! {
         () = supervisor.drain() => {}
         () = sleep(PATIENCE) => {}
@@ -243,13 +247,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         report.ended.len(),
         report.left
     );
-    // Whoever waited for a run has its answer now; nobody else is waited for.
+    // Clients that waited for a run have their answers now.
     closed.cancel();
     let _ = timeout(Duration::from_secs(5), server).await;
     Ok(())
 }
 
-/// SIGTERM, or Ctrl-C.
+/// Waits for SIGTERM or Ctrl-C.
 async fn told_to_leave() {
     #[cfg(unix)]
     {

@@ -1,12 +1,12 @@
-//! Several tool processes under one run, stopped together: none is alive when the session is free again.
+//! Several tool processes under one run, stopped together. None of them is alive when the session is free again.
 //!
 //! ```sh
 //! cargo run --features process --example tool_calls
 //! ```
 //!
-//! One tool answers, one does what it is told, one ignores SIGTERM, and one has left a process behind that nobody
-//! waits for. Ctrl-C and SIGTERM stop the run as well: each tool has a process group of its own, which the terminal does
-//! not reach, so a host that does not handle them would leave its tools behind.
+//! One tool answers, one ends on SIGTERM, one ignores SIGTERM, and one has started a process in the background. Ctrl-C
+//! and SIGTERM stop the run, too. The host must handle these signals: each tool has a process group of its own, which
+//! the terminal's Ctrl-C does not reach.
 
 #[cfg(unix)]
 use {
@@ -38,7 +38,7 @@ const TOOLS: [(&str, &str); 4] = [
 #[cfg(unix)]
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Before the first tool can be left behind.
+    // The signals are handled before the first tool is started.
     let interrupted = interrupted()?;
     let directory = tempfile::tempdir()?;
     let url = format!("sqlite://{}", directory.path().join("leases.db").display());
@@ -51,7 +51,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let run = supervisor.acquire(&key).await?;
 
     let mut tools = Vec::new();
-    // The tools belong to the run: the scope returns when each has ended, and all that it has started.
+    // The tools belong to the run: the scope returns when each tool, and all that it has started, has ended.
     let worked = run
         .scope(async |ctx| {
             ctx.spawn(stop_when(interrupted, ctx.clone()));
@@ -70,7 +70,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Starts all tools at once, and waits for them unless somebody stops the run.
+/// Starts all tools at once, and waits for them until somebody stops the run.
 #[cfg(unix)]
 async fn call_tools(
     ctx: &RunContext,
@@ -91,7 +91,7 @@ async fn call_tools(
 
     ctx.spawn(press_stop(ctx.clone()));
     tokio::select! {
-        // To return early is enough: what was started is ended by the run.
+        // The work may simply return: the run ends the tools.
         _ = ctx.cancelled() => {}
         _ = futures::future::join_all(tools.iter().map(|(_, tool)| tool.wait())) => {}
     }
@@ -111,7 +111,7 @@ async fn press_stop(ctx: RunContext) {
     println!("cancelled within {:.1} ms; the tools have a second", pressed.elapsed().as_secs_f64() * 1e3);
 }
 
-/// Ctrl-C or SIGTERM, from now on.
+/// Handles Ctrl-C and SIGTERM from now on. The future completes at the first of them.
 #[cfg(unix)]
 fn interrupted() -> io::Result<impl Future<Output = ()> + Send + 'static> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -131,7 +131,7 @@ async fn stop_when(interrupted: impl Future<Output = ()>, ctx: RunContext) {
     }
 }
 
-/// What became of a tool, and of each process below it.
+/// Prints how a tool, and each process below it, has ended.
 #[cfg(unix)]
 async fn report(name: &str, tool: &ChildTree) {
     let end = tool.wait().await;

@@ -1,12 +1,12 @@
 //! Two devices want the same chat session.
 //!
 //! ```sh
-//! cargo run --example two_devices                                  # on a SQLite file that it makes
+//! cargo run --example two_devices                                  # on a SQLite file that it creates
 //! cargo run --example two_devices -- postgres://user@localhost/db  # on PostgreSQL
 //! ```
 //!
-//! The *desktop* is a process of its own, so that it can be frozen like a laptop whose lid is closed. The
-//! *browser* is this process. Both run the same few lines against the same database.
+//! The *desktop* is a process of its own, so that it can be frozen like a laptop whose lid is closed. The *browser* is
+//! this process. Both use the same database.
 
 use std::{
     error::Error,
@@ -50,7 +50,8 @@ async fn desktop(url: &str) -> Result<()> {
             reason = run.cancelled() => break reason,
             () = sleep(Duration::from_millis(400)) => {}
         }
-        // Right before every side effect: a machine that slept finds out here, and not by doing damage.
+        // Asked right before every side effect: after a sleep, this is where the desktop notices that its lease is
+        // lost.
         if run.is_held() {
             step += 1;
             println!("step {step}, may act for another {:.1} s", run.trusted_for().as_secs_f64());
@@ -68,7 +69,7 @@ async fn desktop(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// The second device: is refused, waits, takes over.
+/// The second device: is refused, waits, and takes the session over.
 async fn browser(url: &str) -> Result<()> {
     tenure::migrate(url).await?;
     let supervisor = LeaseSupervisor::builder(url).holder_label("browser").ttl(TTL).start().await?;
@@ -133,7 +134,7 @@ fn say(who: &str, what: &str) {
     println!("{who:>8} │ {what}");
 }
 
-/// The desktop's process, and what it says.
+/// The desktop's process, and the lines that it prints.
 struct Desktop {
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -172,7 +173,7 @@ impl Desktop {
 
 impl Drop for Desktop {
     fn drop(&mut self) {
-        // A process that has ended already is no error here.
+        // An error means that the process has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

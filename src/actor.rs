@@ -6,7 +6,7 @@
 //!                            ▼
 //! caller ◄─ Run (guard) ── RunActor ───────────────► Lane (renew)   ─► LeaseStore
 //!                            │   └─────────────────► Lane (release) ─► LeaseStore
-//!                            └ Ended ─► Registry
+//!                            └ RunFinished ─► Registry
 //! ```
 //!
 //! All actors live on one thread of the supervisor, so that nothing the application does can delay a renewal (invariant
@@ -34,4 +34,5 @@ pub(crate) mod pool;
 pub(crate) mod query;
 pub(crate) mod registry;
 pub(crate) mod run;
+mod starting;
 pub(crate) mod watching;

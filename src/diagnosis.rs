@@ -1,8 +1,8 @@
-//! How fit a database is to judge leases: what was measured and found, how good that is, and what to change.
+//! Examines how well a database can serve leases: what was found and measured, how good that is, and what to change.
 //!
-//! An [`Examination`] disturbs no lease. It writes once in a while, to see how long a commit takes, and tries in a
-//! directory of its own whether a SQLite file that is not there could be made; it leaves nothing behind, neither a file nor a
-//! schema. What it finds is of this moment, and seen from this machine.
+//! An [`Examination`] disturbs no lease. It writes a few times, to measure how long a commit takes. If a SQLite file
+//! does not exist, it tries in a directory of its own whether one could be created. It leaves nothing behind, neither a
+//! file nor a schema. Its findings are true for this moment and for this machine.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::{
     store::{self, StoreError, finding::ExaminationPlan},
 };
 
-/// A look at one database, to be taken by [`run`](Self::run).
+/// The examination of one database. [`run`](Self::run) carries it out.
 #[must_use = "nothing is looked at until it is run"]
 #[derive(Clone)]
 pub struct Examination {
@@ -33,10 +33,11 @@ pub struct Examination {
 }
 
 impl Examination {
-    /// The longest time for which clocks are watched: an hour.
+    /// The longest time for which the clocks can be watched: one hour.
     pub const LONGEST: Duration = Duration::from_secs(3600);
 
-    /// Of the database that a URL names, as for [`LeaseSupervisor::builder`](crate::LeaseSupervisor::builder).
+    /// An examination of the database that a URL names. The URL is as for
+    /// [`LeaseSupervisor::builder`](crate::LeaseSupervisor::builder).
     pub fn of(url: impl Into<String>) -> Self {
         let plan = ExaminationPlan {
             lasting: Duration::from_secs(3),
@@ -46,36 +47,36 @@ impl Examination {
         Self { url: url.into(), plan }
     }
 
-    /// For how long the clocks are watched. Default 3 s, at most [`LONGEST`](Self::LONGEST), which more is taken for;
-    /// the longer, the finer the difference in their rates that shows.
+    /// Sets how long the clocks are watched. Default 3 s. A longer time than [`LONGEST`](Self::LONGEST) counts as that.
+    /// The longer the time, the smaller the difference of the clocks' rates that it can show.
     pub fn lasting(mut self, time: Duration) -> Self {
         self.plan.lasting = time.min(Self::LONGEST);
         self
     }
 
-    /// How long to wait for one server to be connected, and for each answer. Default 5 s.
+    /// Sets the time-out for connecting to one server, and for each answer. Default 5 s.
     pub fn patience(mut self, time: Duration) -> Self {
         self.plan.patience = time;
         self
     }
 
-    /// Whoever starts runs makes the directory of a SQLite file that is not there, as `tenure run` does for its own: then
-    /// a missing directory is no failure where it can be made. Default `false`.
+    /// Says whether the program that starts runs creates the missing directory of a SQLite file, as `tenure run` does
+    /// for its default file. If so, a missing directory that can be created is no failure. Default `false`.
     pub fn makes_directory(mut self, makes: bool) -> Self {
         self.plan.makes_directory = makes;
         self
     }
 
-    /// Looks. Works in any async runtime: it has a thread of its own.
+    /// Carries out the examination. It has a thread of its own, so it works in any async runtime.
     ///
     /// # Errors
-    /// [`StoreError`] when there is nothing to look at: no server can be reached, or the URL is no database's. All
+    /// [`StoreError`] when nothing can be examined: no server can be reached, or the URL names no database. Everything
     /// else is a [`Finding`].
     ///
     /// # Cancel safety
     /// Dropping the future leaves nothing behind.
     pub async fn run(self) -> Result<Diagnosis, StoreError> {
-        // Refuses what no backend knows.
+        // Refuses a URL that no backend knows.
         let location = store::open(&self.url)?.location().to_owned();
         let findings = apart::run(&location, self.look()).await??;
         Ok(Diagnosis { location, findings })
@@ -95,30 +96,30 @@ impl Examination {
     }
 }
 
-/// Only the lengths: the URL may carry a password.
+/// Shows only the plan, because the URL may contain a password.
 impl std::fmt::Debug for Examination {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Examination").field("plan", &self.plan).finish_non_exhaustive()
     }
 }
 
-/// All that was found.
+/// The result of an examination.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Where the database is, for people: without credentials.
+    /// Where the database is, for people. Contains no credentials.
     pub location: String,
-    /// In the order in which they should be read.
+    /// The findings, in the order in which they should be read.
     pub findings: Vec<Finding>,
 }
 
 impl Diagnosis {
-    /// The worst of the findings.
+    /// The worst verdict of all findings.
     pub fn verdict(&self) -> Verdict {
         self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine)
     }
 
-    /// What an attempt to hold a lease would meet, if any finding is a [`Verdict::Failure`].
+    /// The error that an attempt to hold a lease would get. `None` if no finding is a [`Verdict::Failure`].
     pub fn failure(&self) -> Option<&StoreError> {
         self.findings.iter().find_map(|finding| finding.as_failure())
     }

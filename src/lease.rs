@@ -33,7 +33,6 @@ mod statements;
 
 pub(crate) use action::{Action, News, Released, Renewal};
 use limits::Silence;
-pub(crate) use statements::backoff;
 use statements::{Call, trust};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -158,6 +158,7 @@
 
 mod actor;
 mod apart;
+mod backoff;
 mod caller;
 pub mod clock;
 mod config;

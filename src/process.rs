@@ -1,43 +1,47 @@
-//! Child process trees: started so that every member can be found again, and ended so that none is left.
+//! Trees of child processes. They are started so that every member can be found again, and ended so that none is left.
 //!
-//! A run that was lost must not go on in a child it started, nor in what that child started. Killing the child,
-//! or its process group, is not enough: a grandchild may have called `setsid`, a daemon has forked twice. So
-//! [`prepare`] puts the child into a process group of its own and marks its environment, and [`ProcessTree`]
-//! finds on Linux, at each look:
+//! When a run is lost, the processes that it has started must not go on, and neither must the processes that these have
+//! started. It is not enough to kill the child or its process group: a grandchild may have called `setsid`, and a
+//! daemon forks twice. So [`prepare`] puts the child into a process group of its own and marks its environment. On
+//! Linux, [`ProcessTree`] then finds, each time it looks:
 //!
-//! 1. the child, and all that descend from a member by parenthood;
-//! 2. the process groups and the sessions that a member leads or has led;
-//! 3. processes that carry the marker in the environment they were started with. The run's id is part of the
-//!    marker's *name*, so that a run nested in another adds its marker and hides none;
-//! 4. whatever was a member at an earlier look of the same value, and what descends from it;
-//! 5. all that descends from this process, when the tree was told so by
-//!    [`with_all_below_this_process`](ProcessTree::with_all_below_this_process). In a sub-reaper
-//!    ([`become_subreaper`]) that is complete: no fork leads out of it.
+//! 1. the child, and every descendant of a member;
+//! 2. the processes in a group or session that a member leads or has led;
+//! 3. the processes that were started with the marker in their environment. The run's id is part of the marker's
+//!    *name*. So a run inside another run adds its own marker and hides none;
+//! 4. every process that the same value has found before, and its descendants;
+//! 5. every descendant of this process, if the tree was built
+//!    [`with_all_below_this_process`](ProcessTree::with_all_below_this_process). In a sub-reaper ([`become_subreaper`])
+//!    that is complete, because no fork can leave it.
 //!
-//! A process is identified by its id together with the time it started, and is signalled through a pidfd
-//! (or, where the kernel has none, after a last look), so a recycled id never hits a stranger. Nothing here waits
-//! for a child's exit status: that stays with whoever started it ([`std::process::Child`], or tokio's).
+//! A process is identified by its id together with its start time. It is signalled through a pidfd, or, if the kernel
+//! has none, after a last check. So a signal never reaches a stranger that has got a recycled id. Nothing in this
+//! module waits for the exit status of a child. That remains the task of the code that started it
+//! ([`std::process::Child`], or tokio's).
 //!
 //! # Ending
 //!
-//! SIGTERM, then SIGCONT so that stopped processes can act on it → up to `grace` → SIGKILL to all that is left,
-//! again and again until two looks in a row find nobody. Processes that fork faster than they are killed are
-//! stopped first. What was found, and how it ended, is in the [`TreeEnd`]. Zombies do not count as alive. Output
-//! that somebody still holds open delays nothing, and all waiting is bounded: a process that survives SIGKILL,
-//! because the kernel does not let go of it or because it belongs to another user, is reported as a survivor.
+//! All members get SIGTERM, and then SIGCONT so that stopped processes can act on it. They have up to `grace` to end.
+//! Then every process that is left gets SIGKILL, again and again until two looks in a row find none. Processes that
+//! fork faster than they are killed are stopped first. [`TreeEnd`] says which processes were found and how each ended.
+//! Zombies do not count as alive. A pipe that a process still holds open delays nothing. All waiting is limited: a
+//! process that survives SIGKILL, because the kernel does not let go of it or because it belongs to another user, is
+//! reported as a survivor.
 //!
-//! What members start *while they are ending*, such as a clean-up script, gets no SIGTERM; it has until `grace`.
+//! Processes that members start *while they are ending*, such as a clean-up script, get no SIGTERM. They may run until
+//! `grace` is over.
 //!
 //! # What is not found
 //!
-//! - **Outside a sub-reaper**: a process that has left its parents (they have ended, as when forking twice), leads or
-//!   has joined a session that no member was seen to lead, *and* whose environment does not show the marker:
-//!   it was started with a cleared one, has overwritten its own (as some daemons do to change their title), or
-//!   cannot be read (another user, set-user-id). All three are needed to get away.
-//! - **Anywhere**: work that a member has somebody else do: a service manager (`systemd-run`), a container
-//!   daemon, `at`, an already running `tmux` server, another machine.
-//! - Processes that `/proc` does not show, when it is mounted with `hidepid`, or not at all.
-//! - **On Unix systems other than Linux** only the child's process group is known: what left it is not found.
+//! - **Outside a sub-reaper**: a process for which all three of these are true. It has lost its parents because they
+//!   have ended, as when forking twice. It leads or has joined a session that no member was seen to lead. Its
+//!   environment does not show the marker, because it was started with a cleared environment, has overwritten its own
+//!   (as some daemons do to change their title), or may not be read (another user, set-user-id).
+//! - **Anywhere**: work that a member leaves to a process outside the tree: a service manager (`systemd-run`), a
+//!   container daemon, `at`, a running `tmux` server, another machine.
+//! - Processes that `/proc` does not show, because it is mounted with `hidepid`, or not mounted.
+//! - **On Unix systems other than Linux**, only the child's process group is known. A process that has left the group
+//!   is not found.
 //!
 //! ```no_run
 //! # async fn example(run: tenure::RunId) -> std::io::Result<()> {
@@ -81,7 +85,7 @@ use crate::session::RunId;
 use census::Census;
 use patience::Patience;
 
-/// How the name of every marker begins.
+/// The beginning of the name of every marker.
 const MARKER_PREFIX: &str = "TENURE_";
 
 /// The name of the environment variable that marks the processes of a run.
@@ -89,29 +93,29 @@ pub fn marker_name(run: RunId) -> String {
     format!("{MARKER_PREFIX}RUN_{}", run.as_uuid().simple())
 }
 
-/// Makes a command start the root of a tree: in a process group of its own, its environment marked.
+/// Prepares a command to start the root of a tree, in a process group of its own and with a marked environment.
 ///
-/// For a tokio command, pass its `as_std_mut()`. Clear the environment before this, not after.
+/// For a tokio command, pass its `as_std_mut()`. If you clear the command's environment, do it before this call.
 pub fn prepare(command: &mut Command, run: RunId) {
     command.process_group(0).env(marker_name(run), "1");
 }
 
-/// From now on, processes below this one whose parents end become its children, instead of init's.
+/// Makes this process a sub-reaper: from now on, descendants whose parent ends become its children instead of init's.
 ///
-/// For a process whose only purpose is to run one tree: whoever becomes a sub-reaper must reap such children,
-/// and must not reap those that other code waits for. Threads share it, later children do not inherit it.
+/// This is for a process whose only purpose is to run one tree. A sub-reaper must reap such children, and must not reap
+/// those that other code waits for. It applies to all threads of the process. Children do not inherit it.
 ///
 /// # Errors
-/// The kernel's; Linux before 3.4 does not know it.
+/// The kernel's error. Linux before 3.4 has no sub-reapers.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub fn become_subreaper() -> std::io::Result<()> {
     // Any process id means "yes" here.
     Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
 }
 
-/// The processes of one run: a way to find them, and a memory of those found.
+/// The processes of one run. A value finds them, and remembers those that it has found.
 ///
-/// This process itself is never part of it. A clone takes along what is known so far; several values of the same
+/// This process itself is never a member. A clone has the same memory, and then its own. Several values of the same
 /// tree may look and end at the same time.
 #[derive(Debug, Clone)]
 pub struct ProcessTree {
@@ -119,59 +123,60 @@ pub struct ProcessTree {
 }
 
 impl ProcessTree {
-    /// Whatever carries the run's marker, and what belongs to that.
+    /// The processes that have the run's marker, and all that belong to them.
     ///
-    /// Off Linux this alone finds nothing; name the root.
+    /// On systems other than Linux this alone finds nothing: add the root with [`with_root`](Self::with_root).
     pub fn of(run: RunId) -> Self {
         Self { census: Census::of(marker_name(run)) }
     }
 
-    /// Whatever carries a marker of this name, which begins as all do, and what belongs to that.
+    /// The processes that have a marker of this name, and all that belong to them. The name begins with
+    /// [`MARKER_PREFIX`].
     pub(crate) fn marked(name: String) -> Self {
         debug_assert!(name.starts_with(MARKER_PREFIX), "{name}");
         Self { census: Census::of(name) }
     }
 
-    /// Also this child and what belongs to it.
+    /// Adds this child, and all that belong to it.
     ///
-    /// The child must have been started by this process and not have been waited for, so that its id is still its
-    /// own.
+    /// This process must have started the child and must not have waited for it, so that the id still belongs to it.
     pub fn with_root(mut self, pid: u32) -> Self {
         self.census.set_root(pid);
         self
     }
 
-    /// Also all that descends from this process.
+    /// Adds all descendants of this process.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub fn with_all_below_this_process(mut self) -> Self {
         self.census.add_all_below();
         self
     }
 
-    /// Lets processes of these names, and what descends from them, live on: helpers that are meant to be shared, such
-    /// as a build daemon. They are no members; a [`TreeEnd`] tells those of these names.
+    /// Lets processes with these names live on, and their descendants. This is for helpers that are meant to be shared,
+    /// such as a build daemon. They are not members. [`TreeEnd::left`] lists those with one of the names.
     ///
-    /// A name is what the kernel keeps (`ps -o comm`), cut to 15 bytes. The root is never left.
+    /// A name is the one that the kernel keeps (`ps -o comm`), cut to 15 bytes. The root is a member whatever its name
+    /// is.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub fn leaving(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.census.leave(names);
         self
     }
 
-    /// Looks, and answers who is alive, stopped ones included.
+    /// Looks for members, and returns those that are alive. Stopped processes are alive.
     ///
-    /// Reads the process table, which takes milliseconds; all who look at the same time share a reading. Who leaves its
-    /// parents *and* hides later is still known as a member if it was seen by a look of this value before.
+    /// This reads the process table, which takes milliseconds. Callers that look at the same time share one reading. A
+    /// member that this value has found once remains known, even if it leaves its parents and hides its marker later.
     pub fn members(&mut self) -> Vec<Member> {
         self.census.scan(&Patience::default()).map_or_else(Vec::new, |look| look.members)
     }
 
-    /// Starts to end the tree, step by step on the caller's own schedule.
+    /// Prepares to end the tree step by step, on the caller's own schedule.
     pub fn ending(self, grace: Duration) -> Ending {
         Ending::new(self.census, grace)
     }
 
-    /// Ends the tree and waits until it is gone, or until the rest of it cannot be killed.
+    /// Ends the tree. Blocks until it is gone, or until the rest of it cannot be killed.
     pub fn end_blocking(self, grace: Duration) -> TreeEnd {
         let mut ending = self.ending(grace);
         while let Progress::Wait(pause) = ending.step() {
@@ -180,24 +185,25 @@ impl ProcessTree {
         ending.finish()
     }
 
-    /// The same without blocking the caller's thread, on any async runtime. It begins when this is called.
+    /// Like [`end_blocking`](Self::end_blocking), but does not block the caller's thread. Works in any async runtime.
+    /// The tree begins to end when this is called, not when the future is first polled.
     ///
-    /// To cut the grace short, end a clone with a grace of zero meanwhile.
+    /// To cut the grace short, end a clone of the tree with a grace of zero in the meantime.
     ///
     /// # Cancel safety
-    /// Dropping the future only stops waiting.
+    /// If the future is dropped, the tree is still ended. Only the waiting stops.
     pub fn end(self, grace: Duration) -> impl Future<Output = TreeEnd> + Send + 'static {
         let (sender, receiver) = oneshot::channel();
         let tree = self.clone();
-        // A thread of its own: the runtime's pool may be full of the very work that is to end.
+        // This has its own thread, because the runtime's pool may be full of the work that has to end.
         let thread = thread::Builder::new().name("tenure-process-end".into()).spawn(move || {
-            // Nobody may be waiting any more.
+            // The caller may no longer be waiting.
             let _ = sender.send(tree.end_blocking(grace));
         });
         async move {
             match thread {
                 Ok(_) => receiver.await.expect("ending processes does not panic"),
-                // The machine is out of threads, perhaps by this tree's doing: rather block than let it live.
+                // There are no threads left, perhaps because of this tree. It is better to block than to let it live.
                 Err(_) => self.end_blocking(grace),
             }
         }
@@ -219,34 +225,35 @@ impl Member {
         self.id.pid.unsigned_abs()
     }
 
-    /// The name of its program, as the kernel keeps it (cut to 15 bytes); empty off Linux.
+    /// The name of its program as the kernel keeps it, cut to 15 bytes. Empty on systems other than Linux.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it stands still, by a signal or under a debugger.
+    /// Whether it is stopped, by a signal or by a debugger.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 }
 
-/// A process, whatever becomes of its id: `start` is when it started, in ticks since the machine did.
+/// The identity of a process, which stays unique when its id is recycled. `start` is when the process started, in ticks
+/// since the machine started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct ProcessIdentity {
     pid: i32,
     start: u64,
 }
 
-/// What one look found.
+/// The result of one look.
 #[derive(Debug)]
 struct TreeSnapshot {
-    /// Those alive.
+    /// The members that are alive.
     members: Vec<Member>,
-    /// Whether nobody can have started unseen while the table was read.
+    /// Whether no process can have started unseen while the table was read.
     is_complete: bool,
 }
 
-/// What ending a tree came to.
+/// The result of ending a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "a tree may have survivors"]
 pub struct TreeEnd {
@@ -254,7 +261,7 @@ pub struct TreeEnd {
 }
 
 impl TreeEnd {
-    /// Whether nothing is left: the last two looks found nobody alive.
+    /// Whether nothing is left: at the end, no member was found alive.
     pub fn is_verified(&self) -> bool {
         self.survivors().next().is_none()
     }
@@ -264,17 +271,17 @@ impl TreeEnd {
         &self.processes
     }
 
-    /// Those that had to be killed, and are gone.
+    /// The processes that had to be killed, and are gone.
     pub fn killed(&self) -> impl Iterator<Item = &ProcessEnd> {
         self.processes.iter().filter(|process| process.how == ProcessOutcome::Killed)
     }
 
-    /// Those that were to live on: see [`ProcessTree::leaving`].
+    /// The processes that were allowed to live on: see [`ProcessTree::leaving`].
     pub fn left(&self) -> impl Iterator<Item = &ProcessEnd> {
         self.processes.iter().filter(|process| process.how == ProcessOutcome::Left)
     }
 
-    /// Those that are still alive.
+    /// The processes that are still alive although they had to end.
     pub fn survivors(&self) -> impl Iterator<Item = &ProcessEnd> {
         self.processes.iter().filter(|process| process.how == ProcessOutcome::Survived)
     }
@@ -292,16 +299,16 @@ pub struct ProcessEnd {
     pub how: ProcessOutcome,
 }
 
-/// How a process ended that was to end.
+/// How a process of a tree ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProcessOutcome {
-    /// Within the grace: SIGTERM sufficed, or it ended by itself.
+    /// It ended without SIGKILL: after SIGTERM, or by itself.
     Terminated,
-    /// It was sent SIGKILL.
+    /// It was sent SIGKILL, and is gone.
     Killed,
-    /// It was sent SIGKILL, or may not be, and is still alive.
+    /// It is still alive. It was sent SIGKILL, or this process may not signal it.
     Survived,
-    /// It was to live on, and was sent nothing.
+    /// It was allowed to live on, and is alive.
     Left,
 }

@@ -9,54 +9,56 @@
 //!
 //! # The row
 //!
-//! A session that is held has one row: its key, the run, its fence, node, label, stage, phase, when it was
-//! acquired, when it expires, and a request to stop if one was made. A session without a row is idle. A row
-//! whose `expires_at` is not after the database's clock is *expired*: it grants nothing, and the next acquire
-//! takes it over.
+//! A session that is held has one row. The row has the session's key; the run's id, fence, node, label, stage and
+//! phase; the times at which the lease was acquired and will expire; and a request to stop, if somebody made one. A
+//! session without a row is idle. A row whose `expires_at` is not after the database's clock is *expired*: it grants
+//! nothing, and the next acquire takes it over.
 //!
 //! # What every verb promises
 //!
-//! - **The database's clock judges.** It is read in the statement, per row and after that row's lock. No local
-//!   time is ever sent as an instant.
-//! - **One outcome per item, in the order of the items.** An item's outcome never depends on its neighbours.
-//!   Keys are unique within one call; the caller sees to that.
+//! - **The database's clock judges.** The statement reads it for each row, after it has locked that row. No local
+//!   instant is ever sent to the database.
+//! - **One outcome per item, in the order of the items.** An item's outcome never depends on its neighbours. The caller
+//!   makes sure that no key is in one call twice.
 //! - **A certain answer is an outcome, uncertainty is an error.** When a call fails with
 //!   [`StoreError::Unavailable`], some or all of it may have happened, or may still happen.
-//! - **No waiting behind a stranger.** A row that somebody else has locked is the outcome `Locked`: nothing
-//!   was changed, try again.
-//! - **Every write names its run** (invariant I4). Nothing changes a row of another run, but an acquire of an expired one.
-//! - Each statement is its own transaction. Dropping the future of a call half-way leaves the connection
-//!   unusable, and the call's effect unknown: drop the connection with it.
+//! - **No waiting for a stranger's lock.** If another transaction has locked the row, the outcome is `Locked`: nothing
+//!   was changed, and the caller may try again.
+//! - **Every write names its run** (invariant I4). An acquire replaces another run only in an expired row, and a sweep
+//!   deletes only expired rows. All other writes change only the row of their own run.
+//! - **Each statement is its own transaction.** If the future of a call is dropped half-way, the connection is unusable
+//!   and the effect of the call is unknown. Drop the connection, too.
 //!
 //! # The verbs
 //!
 //! **acquire** grants a session that is idle or expired, or already held by the same run. A *refusal*
-//! ([`AcquireOutcome::Busy`]) locks nothing, writes nothing and names the holder. The fence of a grant is
-//! strictly greater than that of any earlier grant of the session, whatever happened to the row in between
-//! (invariant I8). A lease that has expired and is [pinned](crate::pin) by its run is refused, too. Repeated under the
-//! same run id, an acquire gives the same fence, keeps `acquired_at`,
-//! phase, stage and stop request, and sets `expires_at = greatest(expires_at, clock + ttl)`.
+//! ([`AcquireOutcome::Busy`]) locks nothing, writes nothing and names the holder. An expired lease that its run still
+//! [pins](crate::pin) is refused, too. The fence of a grant is strictly greater than the fence of any earlier grant of
+//! the session, whatever happened to the row in between (invariant I8). An acquire that is repeated under the same run
+//! id gets the same fence, keeps `acquired_at`, phase, stage and stop request, and sets
+//! `expires_at = greatest(expires_at, clock + ttl)`.
 //!
-//! **renew** requires that the row is of this run and that `expires_at − safety_margin > clock`, and then sets
-//! `expires_at = greatest(expires_at, clock + ttl)`. It can neither revive an expired lease nor extend one
-//! inside its margin (invariant I5). It reports a request to stop from the row version that it wrote.
+//! **renew** requires that the row belongs to this run and that `expires_at − safety_margin > clock`. It then sets
+//! `expires_at = greatest(expires_at, clock + ttl)`. It can neither revive an expired lease nor extend a lease inside
+//! its margin (invariant I5). It returns the request to stop, if any, from the row version that it wrote. A renewal may
+//! carry a new phase. If the database rejects the statement, the store sends the renewal again without the phase,
+//! because the phase may be the reason. What is only for people must not cost a run its lease (invariant I12).
 //!
-//! **request_stop** chooses the run that holds the session (or the one that is named, if it does) and records the
-//! request in its row by its run id, with the expiry checked again under the row's lock: a run that holds the session
-//! later is never hit. The first request is kept. Where the holder [listens](LeaseStore::listen), it is sent a hint
-//! in the same commit; its next renewal carries the request all the same.
+//! **request_stop** chooses the run that holds the session. If the caller names a run, it chooses that run, and only if
+//! it holds the session. It records the request in the row under that run's id, and checks under the row's lock that
+//! the lease has not expired. So the request never hits a run that holds the session later. The first request is kept.
+//! If the holder [listens](LeaseStore::listen), it gets a hint with the same commit. Its next renewal returns the
+//! request in any case.
 //!
-//! It may also carry a new phase. A database that rejects the statement, which may be for the phase, is asked to renew
-//! without it: what is for people costs no lease (invariant I12).
+//! **release** deletes the row of this run. If there is no such row, that is an outcome, not an error.
 //!
-//! **release** deletes the row of this run. No such row is an outcome, not an error.
-//!
-//! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call, and checks
+//! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call. It checks the expiry
 //! again under each row's lock.
 //!
-//! **inspect** and **list** read, and change nothing; **probe** tells whether the others could be answered now. A server
-//! that takes no writes is not believed in what it shows: it may be a primary that was demoted, and told nothing since.
-//! Who only looks may ask it all the same, by [`connect_to_look`](LeaseStore::connect_to_look), and is told whom he has asked.
+//! **inspect** and **list** only read. **probe** tells whether the database could answer the other verbs now. A
+//! connection that [`connect`](LeaseStore::connect) opened does not accept the answers of a server that takes no
+//! writes: that server may be a demoted primary whose data is old. A connection that
+//! [`connect_to_look`](LeaseStore::connect_to_look) opened may read from such a server, and names it beside the answer.
 
 use std::time::Duration;
 
@@ -104,11 +106,11 @@ pub use postgres::{Login, LoginRequest, PostgresStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
 
-/// A row is swept no earlier than this long after it expired: late enough for people to still see what
-/// happened, and for any step back of the clock that an operator would make.
+/// How long after its expiry a row may be swept: one hour. Until then people can still see what happened, and no step
+/// back of the clock that an operator would make brings the lease back to life.
 pub const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 
-/// The most items a caller should hand over in one call: with more, PostgreSQL once chose a plan that took
+/// The most items that a caller should hand over in one call. With more, PostgreSQL may choose a plan that takes
 /// seconds.
 pub const MAX_BATCH: usize = 500;
 
@@ -119,12 +121,12 @@ impl sealed::Sealed for PostgresStore {}
 #[cfg(feature = "sqlite")]
 impl sealed::Sealed for SqliteStore {}
 
-/// The store that a URL names, by its scheme.
+/// The store for a database URL. The URL's scheme chooses the backend.
 ///
-/// White space around it does not count.
+/// White space around the URL is ignored. This connects to nothing.
 ///
 /// # Errors
-/// [`StoreError::Url`] when no enabled backend knows the URL, when it is empty, or has a control character in it.
+/// [`StoreError::Url`] when no enabled backend knows the URL, or when it is empty or contains a control character.
 pub fn open(url: &str) -> Result<SharedStore, StoreError> {
     let url = url::checked(url)?;
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);

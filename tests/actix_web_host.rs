@@ -2,6 +2,9 @@
 
 #![cfg(feature = "testing")]
 
+#[path = "support/panics.rs"]
+mod panics;
+
 use std::{rc::Rc, sync::Arc};
 
 use actix_web::{

@@ -2,6 +2,9 @@
 
 #![cfg(all(feature = "sqlite", unix))]
 
+#[path = "support/panics.rs"]
+mod panics;
+
 use std::{env, future::IntoFuture, process, thread, time::Duration};
 
 use futures::{StreamExt, executor::block_on};

@@ -2,6 +2,9 @@
 //! it goes on with what stands at the path.
 #![cfg(all(feature = "sqlite", unix))]
 
+#[path = "support/panics.rs"]
+mod panics;
+
 use std::{
     fs,
     os::unix::fs::symlink,

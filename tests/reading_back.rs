@@ -2,6 +2,9 @@
 
 #![cfg(all(feature = "serde", feature = "testing"))]
 
+#[path = "support/panics.rs"]
+mod panics;
+
 use std::{
     fmt::Debug,
     time::{Duration, SystemTime},

@@ -22,6 +22,7 @@ use tenure::{
     LeaseSupervisor, Run, SessionKey,
     clock::{BootInstant, Clock as _, SystemClock},
 };
+use tokio::sync::RwLock;
 
 /// The shortest there is.
 const TTL: Duration = Duration::from_secs(1);
@@ -108,9 +109,13 @@ async fn all_pairs(url: &str, rounds: usize, terminate: &impl AsyncFn() -> u64) 
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     println!("TENURE_TEST_SEED={seed}");
     let histories = tempfile::tempdir().expect("there is room for a directory");
-    let paths = histories.path();
+    let (paths, starts) = (histories.path(), &RwLock::new(()));
+    let terminate = &async || {
+        let _nobody_starts = starts.write().await;
+        terminate().await
+    };
     let pairs = (0..PAIRS).map(|number| async move {
-        let mut pair = Pair::start(url, number, seed, paths).await;
+        let mut pair = Pair::start(url, number, seed, paths, starts).await;
         for round in 0..rounds / PAIRS {
             pair.round(round, terminate).await;
         }
@@ -146,19 +151,29 @@ struct Pair<'a> {
     url: &'a str,
     number: usize,
     histories: &'a Path,
+    /// Held while a racer starts. On a busy machine that takes longer than the next termination of all connections lets
+    /// it: no round would begin any more.
+    starts: &'a RwLock<()>,
     random: fastrand::Rng,
     racers: [Worker; 2],
     counts: Counts,
 }
 
 impl<'a> Pair<'a> {
-    async fn start(url: &'a str, number: usize, seed: u64, histories: &'a Path) -> Self {
+    async fn start(
+        url: &'a str,
+        number: usize,
+        seed: u64,
+        histories: &'a Path,
+        starts: &'a RwLock<()>,
+    ) -> Self {
         let random = fastrand::Rng::with_seed(seed.wrapping_add(number as u64));
+        let _starting = starts.read().await;
         let mut racers = [racer(url, histories), racer(url, histories)];
         for racer in &mut racers {
             racer.expect("ready").await;
         }
-        Self { url, number, histories, random, racers, counts: Counts::default() }
+        Self { url, number, histories, starts, random, racers, counts: Counts::default() }
     }
 
     async fn round(&mut self, round: usize, terminate: &impl AsyncFn() -> u64) {
@@ -186,7 +201,9 @@ impl<'a> Pair<'a> {
                 first.kill();
                 self.counts.kills += 1;
                 self.counts.takeovers += 1;
+                let _starting = self.starts.read().await;
                 *first = racer(self.url, self.histories);
+                first.expect("ready").await;
             }
             Fault::Freeze(ttls) => {
                 first.freeze();
@@ -211,10 +228,9 @@ impl<'a> Pair<'a> {
                 first.send("stop");
             }
         }
-        match fault {
-            Fault::Kill => first.expect("ready").await,
-            _ => first.expect("done").await,
-        };
+        if !matches!(fault, Fault::Kill) {
+            first.expect("done").await;
+        }
         second.expect(&won).await;
         self.end_second(first_won).await;
     }
@@ -260,7 +276,7 @@ fn race(mut commands: Commands) {
     });
 }
 
-/// A connection that is terminated while it is being opened is an error like any other.
+/// A server that is too busy to answer in time is an error like any other.
 async fn start(url: &str) -> LeaseSupervisor {
     loop {
         match LeaseSupervisor::builder(url).ttl(TTL).start().await {

@@ -20,6 +20,8 @@ mod limits;
 mod listeners;
 #[path = "simulated/outages.rs"]
 mod outages;
+#[path = "support/panics.rs"]
+mod panics;
 #[path = "simulated/rejecting.rs"]
 mod rejecting;
 #[path = "simulated/scopes.rs"]

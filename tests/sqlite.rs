@@ -2,6 +2,9 @@
 //! common with the other stores is in `conformance.rs`.
 #![cfg(feature = "sqlite")]
 
+#[path = "support/panics.rs"]
+mod panics;
+
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},

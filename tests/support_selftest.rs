@@ -10,6 +10,8 @@ fn worker_entry() {
         "echo" => workers::echo(commands),
         "parent" => workers::parent(commands),
         "crowd" => workers::crowd(commands),
+        #[cfg(feature = "testing")]
+        "panics" => workers::panics(),
         #[cfg(feature = "postgres")]
         "server" => workers::server(commands),
         _ => panic!("no role {role}"),
@@ -31,6 +33,20 @@ mod workers {
             }
             say(format_args!("echo {line}"));
         }
+    }
+
+    /// A thread of it panics in the library, and nobody asks how it ended.
+    #[cfg(feature = "testing")]
+    pub(super) fn panics() {
+        use std::sync::Arc;
+        use tenure::{SessionKey, clock::SystemClock, store::MemoryStore};
+
+        let swallowed = std::thread::spawn(|| {
+            let key = SessionKey::new("acct", "chat").expect("it is a key");
+            MemoryStore::new(Arc::new(SystemClock)).request_stop(&key, "", "nobody asks");
+        });
+        let _ = swallowed.join();
+        say("nobody has noticed");
     }
 
     /// A test process with two workers of its own, one of them frozen.
@@ -99,6 +115,15 @@ mod processes {
         worker.kill();
         assert!(!process_table::is_alive(worker.pid()));
         assert!(was_killed(worker.exit().await));
+    }
+
+    #[cfg(feature = "testing")]
+    #[tokio::test]
+    async fn a_panic_in_the_library_ends_a_test_process_though_nobody_looks() {
+        use std::os::unix::process::ExitStatusExt as _;
+
+        let status = Worker::spawn("panics", &[]).exit().await;
+        assert_eq!(status.signal(), Some(rustix::process::Signal::ABORT.as_raw()), "{status:?}");
     }
 
     #[tokio::test]

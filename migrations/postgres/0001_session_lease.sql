@@ -1,5 +1,5 @@
--- Applied by `tenure migrate`, which has made the schema `tenure` and the table `tenure.migration` before, and
--- runs this in one transaction under an advisory lock.
+-- `tenure migrate` applies this in one transaction, under an advisory lock. The schema `tenure` and the table
+-- `tenure.migration` exist before.
 
 CREATE TABLE tenure.session_lease (
     account_id text COLLATE "C" NOT NULL,
@@ -16,7 +16,7 @@ CREATE TABLE tenure.session_lease (
     stop_by text,
     stop_reason text,
     PRIMARY KEY (account_id, session_id),
-    -- In two constraints, not nine: each is compiled anew by every statement that writes.
+    -- Two constraints instead of nine, because every statement that writes compiles each constraint anew.
     CONSTRAINT session_lease_lengths CHECK (
         octet_length(account_id) BETWEEN 1 AND 255
         AND octet_length(session_id) BETWEEN 1 AND 255
@@ -31,9 +31,9 @@ CREATE TABLE tenure.session_lease (
         AND isfinite(stop_requested_at) IS NOT FALSE
     )
 )
--- A little more than half of each page stays free: when a batch renews all rows of a page, each finds room for its
--- next version (and a line pointer) there, and no index is touched (HOT). For the same reason there is no index on
--- expires_at, nor any other.
+-- A little more than half of each page stays free. So when a batch renews all rows of a page, each row's next version
+-- (and its line pointer) fits on the same page, and no index has to be written (HOT). For the same reason the table has
+-- no index except the primary key, and none on expires_at.
 WITH (
     fillfactor = 45,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -83,31 +83,31 @@ COMMENT ON COLUMN tenure.session_lease.stop_reason IS
 -- A fence is the greatest of three numbers: one more than the fence in the row, one more than the last fence of any
 -- session (the sequence fence_floor), and the clock in microseconds since 1970. All three are needed:
 --
--- - The row's fence covers a takeover: it grows, whatever the clock and the sequence do.
--- - The sequence covers a clock that was stepped back after the row was deleted. It outlives the row. Being a sequence, it
---   is no hot row: nobody waits for another's commit.
+-- - The row's fence covers a takeover. The new fence is greater, whatever the clock and the sequence do.
+-- - The sequence covers a clock that was stepped back after the row was deleted, because it outlives the row. A
+--   sequence has no row lock, so no grant waits for another's commit.
 -- - The clock covers a failover that lost commits (assumption A1 broken), and with them rows and increments of the
 --   sequence. Time has passed on the new primary, too (assumption A2).
 --
--- setval has no compare-and-set. Of two issuers that race, one may set the floor lower than the other did, by the few
--- microseconds between their readings of the clock. That matters only if the session with the greater fence is released
--- and the clock is stepped back before the next fence of any session is issued.
+-- setval has no compare-and-set. If two grants issue fences at the same time, one may set the floor lower than the
+-- other, by the few microseconds between their readings of the clock. That matters only if the session with the greater
+-- fence is released and the clock is stepped back before the next fence of any session is issued.
 --
--- A fresh row needs one step more. Its fence is issued just before the row is inserted, and the insertion may have to wait
--- for another run's row of the same key. That run can acquire and release the session in the meantime, and then it has
--- the greater fence although it came first. So the trigger fence_again issues the fence a second time, after the insertion:
--- from then on nobody can come in between, and nobody has seen the row yet.
+-- A new row needs one more step. Its fence is issued just before the row is inserted, and the insertion may have to
+-- wait for another run's row with the same key. In the meantime that run can acquire and release the session. Then it
+-- has the greater fence although it came first. So the trigger fence_again issues the fence a second time, after the
+-- insertion. From then on no other run can come in between, and no other transaction has seen the row yet.
 --
--- To issue every fence twice would cost every grant a second version of its row. So it is done only where it may matter. It
--- does not matter if one of these holds:
+-- To issue every fence twice would give every granted row a second version. So the trigger does it only where it may
+-- matter. It does not matter if one of these conditions holds:
 --
--- - No other fence was issued since: the floor is still this one. This is so while few runs are granted.
--- - No more than 50 microseconds have passed: to acquire and to release takes another run two commits and a round trip,
---   which is far longer. This is so while many runs are granted at once, when the floor moves all the time.
+-- - No other fence has been issued since, so the floor is still this fence. This is usual when few runs are granted.
+-- - No more than 50 microseconds have passed. Another run needs far longer to acquire and release: two commits and a
+--   round trip. This is usual when many runs are granted at once and the floor moves all the time.
 --
--- A statement's RETURNING shows the row as it was before this trigger. So acquire.sql asks the same two questions in its
--- RETURNING, which is later than the insertion. If neither holds, the trigger may have changed the fence, the verdict is
--- 'unsettled', and the fence is read again in a second statement.
+-- A statement's RETURNING shows the row as it was before this trigger. So acquire.sql evaluates the same two conditions
+-- in its RETURNING, which runs after the insertion. If neither holds, the trigger may have changed the fence. The
+-- verdict is then 'unsettled', and a second statement reads the fence again.
 CREATE SEQUENCE tenure.fence_floor AS bigint;
 COMMENT ON SEQUENCE tenure.fence_floor IS
     'At least the greatest fence ever issued, in microseconds since 1970, short of a race of issuers, which the migration '
@@ -151,7 +151,7 @@ CREATE TRIGGER fence_again
     AFTER INSERT ON tenure.session_lease
     FOR EACH ROW
     WHEN (
-        -- As in acquire.sql.
+        -- The same conditions as in acquire.sql.
         pg_catalog.clock_timestamp() - NEW.acquired_at
             NOT BETWEEN interval '0' AND interval '50 microseconds'
         AND pg_catalog.pg_sequence_last_value('tenure.fence_floor') IS DISTINCT FROM NEW.fence

@@ -1,6 +1,6 @@
--- The leases of tenure in SQLite. Everything is prefixed with tenure_: the file may be a host application's
--- own database. Instants are integer milliseconds since 1970-01-01 UTC by the clock of the machine, which all
--- processes that share the file share too.
+-- The leases of tenure in SQLite. All names begin with tenure_, because the file may be a host application's own
+-- database. Instants are integer milliseconds since 1970-01-01 UTC, by the machine's clock. All processes that share
+-- the file also share this clock.
 
 CREATE TABLE tenure_session_lease (
     -- Whose session: 1 to 255 bytes of UTF-8 without NUL, compared byte for byte.
@@ -37,9 +37,9 @@ CREATE TABLE tenure_session_lease (
     PRIMARY KEY (account_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
--- Fences (invariant I8): a fence is the greater of the clock in microseconds and one more than this floor. The clock has only
--- milliseconds, so two grants within one tick need the floor, and so does a clock that was stepped back. The clock alone
--- covers a file that was restored from a copy, in which the floor is old.
+-- Fences (invariant I8): a fence is the greater of two numbers, the clock in microseconds and one more than this floor.
+-- The floor is needed for two grants within one tick, because the clock has only milliseconds, and when the clock was
+-- stepped back. The clock is needed when the file was restored from a copy, whose floor is old.
 CREATE TABLE tenure_fence_floor (
     -- Always 1: there is one floor for the whole file.
     id INTEGER PRIMARY KEY CHECK (id = 1),

@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: a place to work in, with a database, and shims that come first on the PATH.
+# Sourced by the scripts in this directory. Makes a working directory with a database, and puts shims first on the PATH.
 set -euo pipefail
 
 [ $# -eq 1 ] && [ -d "$1" ] || { echo "usage: $0 CHECKOUT" >&2; exit 64; }
@@ -10,13 +10,13 @@ mkdir "$WORK/bin" "$WORK/state"
 export TENURE XDG_STATE_HOME=$WORK/state PATH=$WORK/bin:$PATH
 unset TENURE_DATABASE_URL
 
-# shim NAME: reads a script that turns the arguments of NAME into ours.
+# shim NAME: installs the script on stdin as NAME. The script turns the arguments of NAME into those of tenure.
 shim() {
     { echo '#!/bin/bash'; cat; } > "$WORK/bin/$1"
     chmod +x "$WORK/bin/$1"
 }
 
-# The files of a checkout, whether it has a work tree or is a bare repository.
+# Copies the files of a checkout, which may be a work tree or a bare repository.
 unpack() {
     mkdir -p "$WORK/src"
     if [ -e "$CHECKOUT/$1" ]; then

@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     actor::{
-        call::backoff,
         lane::{Acquiring, LaneAddr, Releasing},
         pool::Pool,
     },
+    backoff::backoff,
     clock::BootInstant,
     config::Timing,
     run::Shared,
@@ -60,7 +60,7 @@ pub(crate) struct Acquisition {
     pub(crate) item: Acquire,
     pub(crate) lane: LaneAddr<Acquiring>,
     /// The pools of the connections that the request and its run need.
-    pub(crate) means: Vec<Pool>,
+    pub(crate) keepers: Vec<Pool>,
     pub(crate) timing: Timing,
     pub(crate) deadline: Instant,
     pub(crate) location: String,
@@ -115,7 +115,7 @@ impl Acquisition {
         }
         let mut alone = false;
         while !self.abandoned.is_cancelled() {
-            if let Err(error) = self.means().await {
+            if let Err(error) = self.keepers().await {
                 if !error.is_transient() {
                     return AcquisitionEnd::Refused(error);
                 }
@@ -151,8 +151,8 @@ impl Acquisition {
     }
 
     /// Waits until the connections that will renew and release are open (invariant I11).
-    async fn means(&self) -> Result<(), StoreError> {
-        try_join_all(self.means.iter().map(Pool::ready)).await.map(drop)
+    async fn keepers(&self) -> Result<(), StoreError> {
+        try_join_all(self.keepers.iter().map(Pool::ready)).await.map(drop)
     }
 
     fn unwanted(&self) -> AcquisitionEnd {

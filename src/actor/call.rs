@@ -1,11 +1,11 @@
-//! One call of the database: it always ends with an answer or an error. Also the pause before the next call.
+//! One call of the database: it always ends with an answer or an error.
 
 use std::{panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
 use tokio::time::timeout;
 
-use crate::{lease, store::StoreError};
+use crate::store::StoreError;
 
 /// Waits for the answer to a call for at most `within`. A time-out and a panic become a [`StoreError`].
 pub(crate) async fn answer<T>(
@@ -24,9 +24,4 @@ pub(crate) async fn caught<T>(
 ) -> Result<T, StoreError> {
     let called = AssertUnwindSafe(call).catch_unwind().await;
     called.unwrap_or_else(|_panic| Err(StoreError::panicked(location)))
-}
-
-/// The pause after this many failures, with jitter.
-pub(crate) fn backoff(failures: u32, longest: Duration) -> Duration {
-    lease::backoff(failures, longest, fastrand::f64())
 }

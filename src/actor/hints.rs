@@ -13,10 +13,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    actor::{
-        call::backoff,
-        registry::{ConfirmAll, LookForStops, Registry},
-    },
+    actor::registry::{ConfirmAll, LookForStops, Registry},
+    backoff::backoff,
     session::NodeId,
     store::{Bounds, Hint, Listener, SharedStore, StoreError},
 };

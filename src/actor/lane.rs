@@ -137,7 +137,7 @@ struct Request<V: Verb> {
 impl<V: Verb> Request<V> {
     fn answer(self, sent: Sent, outcome: Result<V::Outcome, StoreError>) {
         // Fails if nobody waits for the answer any more.
-        let _ = self.reply.send(LaneAnswer { sent_at: sent.at, sent: sent.was_sent, outcome });
+        let _ = self.reply.send(LaneAnswer { sent_at: sent.sent_at, sent: sent.was_sent, outcome });
     }
 }
 
@@ -145,7 +145,7 @@ impl<V: Verb> Request<V> {
 #[derive(Clone, Copy)]
 struct Sent {
     was_sent: bool,
-    at: BootInstant,
+    sent_at: BootInstant,
     received_at: BootInstant,
 }
 
@@ -221,7 +221,7 @@ impl<V: Verb> Lane<V> {
         track.in_flight = false;
         let parts = std::mem::take(&mut track.parts).into_iter().flatten();
         for request in parts.chain(std::mem::take(&mut track.queue)) {
-            request.answer(Sent { was_sent: false, at: now, received_at: now }, Err(error.clone()));
+            request.answer(Sent { was_sent: false, sent_at: now, received_at: now }, Err(error.clone()));
         }
     }
 
@@ -277,7 +277,7 @@ impl<V: Verb> Lane<V> {
     fn watch_clock(&mut self, outcomes: &[V::Outcome], sent: Sent) {
         let Some(clock_micros) = outcomes.iter().find_map(V::clock_micros) else { return };
         let tolerance = self.settings.step_tolerance;
-        if let Some(by_micros) = self.steps.observe(clock_micros, sent.at, sent.received_at, tolerance) {
+        if let Some(by_micros) = self.steps.observe(clock_micros, sent.sent_at, sent.received_at, tolerance) {
             let database = self.settings.main.location();
             tracing::warn!(database, by_ms = by_micros / 1_000, "the database's clock was stepped");
         }

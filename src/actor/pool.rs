@@ -19,8 +19,10 @@ use tokio_util::{
     task::TaskTracker,
 };
 
-use super::call::backoff;
-use crate::store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind};
+use crate::{
+    backoff::backoff,
+    store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind},
+};
 
 mod lent;
 mod opening;

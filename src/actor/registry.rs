@@ -24,6 +24,7 @@ use crate::{
         pool::Pool,
         query::Queries,
         run::{Recheck, RunActor, RunFinished, RunLinks},
+        starting::may_start,
     },
     clock::{Gap, Reading, instant},
     end::EndReason,
@@ -63,7 +64,7 @@ pub(crate) struct Links {
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
     /// The pools of the connections that must be open before a session is granted.
-    pub(crate) means: Vec<Pool>,
+    pub(crate) keepers: Vec<Pool>,
     pub(crate) run: RunLinks,
     /// Cancelled when the registry has ended.
     pub(crate) over: CancellationToken,
@@ -158,7 +159,9 @@ impl Actor for Registry {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        tick(ctx);
+        if may_start(ctx) {
+            tick(ctx);
+        }
     }
 }
 

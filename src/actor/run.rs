@@ -11,7 +11,10 @@ use actix::{
 use tracing::{Span, debug};
 
 use crate::{
-    actor::lane::{LaneAddr, LaneAnswer, Releasing, Renewing},
+    actor::{
+        lane::{LaneAddr, LaneAnswer, Releasing, Renewing},
+        starting::may_start,
+    },
     clock::{BootInstant, SharedClock, micros},
     config::Timing,
     end::EndReason,
@@ -207,7 +210,9 @@ impl Actor for RunActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        self.act(ctx);
+        if may_start(ctx) {
+            self.act(ctx);
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{Action, Lease, News, Released, State};
-use crate::{clock::BootInstant, config::Timing, session::RunPhase};
+use crate::{backoff::backoff_by, clock::BootInstant, config::Timing, session::RunPhase};
 
 /// The state of the one statement of a kind: when it is due, or by when its answer is overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl Lease {
     pub(super) fn retry(&mut self, alone: bool, now: BootInstant) -> Call {
         self.failures = self.failures.saturating_add(1);
         let longest = self.timing.longest_backoff();
-        Call::Due { at: now + backoff(self.failures, longest, self.jitter.f64()), alone }
+        Call::Due { at: now + backoff_by(self.failures, longest, self.jitter.f64()), alone }
     }
 }
 
@@ -153,11 +153,4 @@ impl Lease {
 /// clock was set back. The surplus is not trusted, because the local clock cannot confirm it.
 pub(super) fn trust(timing: &Timing, sent_at: BootInstant, remaining: Duration) -> BootInstant {
     sent_at + remaining.min(timing.ttl()).saturating_sub(timing.safety_margin())
-}
-
-/// The pause after this many failures. It doubles with each failure, up to `longest`. `chance`, from 0 to 1, shortens
-/// it by up to a half, so that callers that failed together do not retry together.
-pub(crate) fn backoff(failures: u32, longest: Duration, chance: f64) -> Duration {
-    let full = (longest / 32).saturating_mul(1 << failures.min(10)).min(longest);
-    full.mul_f64(0.5 + 0.5 * chance)
 }

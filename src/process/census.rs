@@ -1,4 +1,4 @@
-//! Who belongs to a tree, from the process table.
+//! Finds the members of a tree in the process table.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,24 +23,25 @@ mod walk;
 
 use walk::Walk;
 
-/// Ticks a second in /proc, which the kernel fixed for its users whatever its own rate.
+/// Ticks per second in /proc. For user space this is a constant, whatever the kernel's own rate is.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Whether a process had started a full tick before an instant.
+/// Whether a process had started at least one tick before an instant.
 pub(super) fn started_before(member: &Member, instant: BootInstant) -> bool {
     member.id.start < instant.as_nanos() / (1_000_000_000 / TICKS_PER_SECOND)
 }
 
-/// How the members of a tree are recognised, and which were.
+/// How the members of a tree are recognised, and those that were found.
 #[derive(Debug, Clone)]
 pub(super) struct Census {
     /// The name of an environment variable.
     marker: Vec<u8>,
+    /// The process whose descendants are all members.
     all_below: Option<i32>,
-    /// Members of the last look, zombies included. Their ids may be recycled once they are not in the table.
+    /// The members of the last look, including zombies. Their ids may be recycled once they are not in the table.
     known: HashSet<ProcessIdentity>,
-    /// Groups and sessions that a member was seen to lead, with that member's start. The kernel does not give
-    /// such an id away while anybody is in the group or session.
+    /// The groups and sessions that a member was seen to lead, with that member's start time. The kernel does not
+    /// recycle such an id while a process is in the group or session.
     groups: HashMap<i32, u64>,
     sessions: HashMap<i32, u64>,
     root: Option<ProcessIdentity>,
@@ -64,12 +65,12 @@ impl Census {
         self.leave.add(names);
     }
 
-    /// Whether this one was found to live on by permission.
+    /// Whether the last look found that this process may live on.
     pub(super) fn is_left_behind(&self, id: ProcessIdentity) -> bool {
         self.leave.holds(id)
     }
 
-    /// Those of the last look that live on by permission, with their names.
+    /// The processes of the last look that may live on and have one of the allowed names, with their names.
     pub(super) fn left(&self) -> impl Iterator<Item = (ProcessIdentity, &str)> {
         self.leave.left()
     }
@@ -85,13 +86,14 @@ impl Census {
         self.all_below = Some(own_pid());
     }
 
-    /// Whether the kernel says that nobody is left, for certain and at the price of one call: whoever descends from a
-    /// sub-reaper descends from one of its children, of whom zombies are some. Where this says no, a look tells.
+    /// Whether the kernel says for certain that no member is left. This is cheap: every descendant of a sub-reaper
+    /// descends from one of its children, which may be a zombie, so a sub-reaper without children has no descendants.
+    /// If this is `false`, only a look can tell.
     pub(super) fn has_nobody_below(&self) -> bool {
         self.all_below == Some(own_pid()) && self.leave.is_empty() && is_subreaper() && is_childless()
     }
 
-    /// Looks at the whole table; `None` when the patience is over first.
+    /// Looks for members in the whole table. `None` if the patience is over first.
     pub(super) fn scan(&mut self, patience: &Patience) -> Option<TreeSnapshot> {
         let table = Table::look(patience)?;
         let inside = self.members_of(&table).into_iter().map(|index| &table.entries[index]);
@@ -99,8 +101,8 @@ impl Census {
         Some(TreeSnapshot { members, is_complete: table.is_complete })
     }
 
-    /// Those of the last look, or the root where there was none, who are alive, and those whom the kernel lists as
-    /// descendants: no proof that there are no others, but far cheaper than a look.
+    /// The living members of the last look (or the root, before the first look), and the descendants that the kernel
+    /// lists. This is far cheaper than a look, but there may be other members.
     pub(super) fn at_hand(&self) -> Vec<Member> {
         let known =
             self.known.iter().filter_map(|id| ProcessEntry::read(id.pid).filter(|entry| entry.id == *id));
@@ -108,7 +110,7 @@ impl Census {
         let mut parents: Vec<_> = self.all_below.into_iter().collect();
         while let Some(parent) = parents.pop() {
             for entry in children(parent).into_iter().filter_map(ProcessEntry::read) {
-                // What descends from one that is left is left.
+                // The descendants of a process that is left are left, too.
                 if !self.is_left(&entry) {
                     parents.push(entry.id.pid);
                     entries.insert(entry.id, entry);
@@ -119,10 +121,10 @@ impl Census {
         entries.values().filter(|entry| entry.is_alive()).map(ProcessEntry::member).collect()
     }
 
-    /// Stops whoever newly appears in the tree, at once, until nobody has for `quiet` or `bound` has passed.
+    /// Stops each new member as soon as it appears, until none has appeared for `quiet`, or `bound` is over.
     ///
-    /// A whole look takes longer than a process needs to start the next and exit. Here only ids that were not
-    /// there a moment ago are read.
+    /// A full look takes longer than a process needs to start the next one and exit. So this reads only processes whose
+    /// ids are new in the list.
     pub(super) fn chase(&mut self, quiet: Duration, bound: Duration) {
         let began = Instant::now();
         let mut last_seen = began;
@@ -139,7 +141,7 @@ impl Census {
                 } else {
                     entry.read_markers().map(|markers| markers.iter().any(|name| **name == *self.marker))
                 };
-                // In the middle of an exec, it is looked at again in the next round.
+                // In the middle of an exec nothing is known. The next round reads the process again.
                 let Some(is_member) = is_member else { continue };
                 listed.insert(pid);
                 if is_member && !self.is_left(&entry) {
@@ -151,12 +153,12 @@ impl Census {
         }
     }
 
-    /// Those who belong to the tree, in the order of the table; they are remembered.
+    /// Finds the members in the table, in the table's order, and remembers them.
     fn members_of(&mut self, table: &Table) -> Vec<usize> {
         self.forget_what_is_not_in(table);
         let reached = self.reach(table, &HashSet::new());
         let left = self.set_aside(table, &reached);
-        // What is reached only through those who are left is left as well.
+        // Processes that can be reached only through those that are left are left, too.
         let inside = if left.is_empty() { reached } else { self.reach(table, &left) };
         let mut inside: Vec<_> = inside.into_iter().collect();
         inside.sort_unstable();
@@ -166,7 +168,7 @@ impl Census {
         inside
     }
 
-    /// All that belongs to the tree by what is known of it, without passing through those who are barred.
+    /// All processes that belong to the tree, without following a path through those in `barred`.
     fn reach(&self, table: &Table, barred: &HashSet<usize>) -> HashSet<usize> {
         let mut walk = Walk::over(table);
         let known = self.known.iter().filter_map(|id| table.position(*id));
@@ -181,7 +183,7 @@ impl Census {
         walk.follow(barred)
     }
 
-    /// Notes who is to live on, of those inside, with all that descends from them.
+    /// Of the processes in `inside`, finds and remembers those that may live on, with all their descendants.
     fn set_aside(&mut self, table: &Table, inside: &HashSet<usize>) -> HashSet<usize> {
         if self.leave.is_empty() {
             return HashSet::new();
@@ -191,7 +193,7 @@ impl Census {
         named.for_each(|index| walk.enter(index));
         let left = walk.follow_children();
         self.leave.note(left.iter().map(|index| &table.entries[*index]));
-        // Before it had its name, it may have counted.
+        // A process may have been a member before it had its present name.
         let is_left = |pid: &i32| self.leave.holds_pid(*pid);
         self.known.retain(|id| !is_left(&id.pid));
         self.groups.retain(|group, _| !is_left(group));
@@ -203,7 +205,7 @@ impl Census {
         self.root != Some(entry.id) && self.leave.means(entry)
     }
 
-    /// Whether this entry alone, its markers aside, shows that it belongs to the tree.
+    /// Whether this entry alone, without its markers, shows that the process is a member.
     fn is_member_by_itself(&self, entry: &ProcessEntry) -> bool {
         self.known.contains(&entry.id)
             || self.groups.contains_key(&entry.group)
@@ -221,7 +223,7 @@ impl Census {
         }
     }
 
-    /// An id that is free may be given to a stranger.
+    /// Forgets ids that are not in the table, because a free id may be given to a stranger.
     fn forget_what_is_not_in(&mut self, table: &Table) {
         self.known.retain(|id| table.position(*id).is_some());
         let start_of = |pid: &i32| table.by_pid.get(pid).map(|index| table.entries[*index].id.start);

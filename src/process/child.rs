@@ -1,4 +1,4 @@
-//! What a run shows of a child process that was started by [`RunContext::child`](crate::RunContext::child).
+//! The handle of a child process that [`RunContext::child`](crate::RunContext::child) has started.
 
 use std::{
     future::Future,
@@ -12,23 +12,23 @@ use tokio_util::sync::CancellationToken;
 use super::TreeEnd;
 use crate::end::EndReason;
 
-/// A child process of a run, and what descends from it. Dropping it changes nothing.
+/// A child process of a run, and its descendants. Dropping this handle changes nothing.
 #[derive(Debug)]
 pub struct ChildTree {
     pid: u32,
-    /// Its standard input, when the command asked for a pipe. An async pipe is made of it by
-    /// `tokio::process::ChildStdin::from_std`; so with the others.
+    /// The child's standard input, if the command asked for a pipe. `tokio::process::ChildStdin::from_std` makes an
+    /// async pipe of it, and the other two have the same.
     pub stdin: Option<ChildStdin>,
-    /// Its standard output, when the command asked for a pipe.
+    /// The child's standard output, if the command asked for a pipe.
     pub stdout: Option<ChildStdout>,
-    /// Its standard error, when the command asked for a pipe.
+    /// The child's standard error, if the command asked for a pipe.
     pub stderr: Option<ChildStderr>,
     asked_to_end: CancellationToken,
     end: Shared<oneshot::Receiver<ChildEnd>>,
 }
 
 impl ChildTree {
-    /// Takes the child's pipes. Cancelling the token ends the tree, and the channel tells its end.
+    /// Takes the child's pipes. Cancelling the token ends the tree, and the channel then receives how it ended.
     pub(crate) fn of(
         child: &mut Child,
         asked_to_end: CancellationToken,
@@ -43,12 +43,13 @@ impl ChildTree {
         self.pid
     }
 
-    /// Ends the child and what descends from it, and nothing else of the run: SIGTERM, `stop_grace`, SIGKILL.
+    /// Ends the child and its descendants, and nothing else of the run. They get SIGTERM, and after `stop_grace`
+    /// SIGKILL.
     pub fn end(&self) {
         self.asked_to_end.cancel();
     }
 
-    /// Waits until the child has ended, and all that descends from it.
+    /// Waits until the child and all its descendants have ended.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -58,14 +59,14 @@ impl ChildTree {
     }
 }
 
-/// How a child process ended, and what it took.
+/// How a child process and its tree ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChildEnd {
-    /// The child's own exit status; `None` when somebody else has taken it, as a host does that ignores SIGCHLD or
-    /// waits for any child.
+    /// The child's own exit status. `None` if other code has taken it: the host ignores SIGCHLD, or waits for any
+    /// child.
     pub status: Option<ExitStatus>,
-    /// What was found of its tree after it ended or was told to, and how that ended.
+    /// The processes of its tree that were found after it ended or was told to end, and how they ended.
     pub tree: TreeEnd,
 }
 
@@ -76,7 +77,7 @@ pub enum ChildError {
     /// The operating system did not start it.
     #[error("the child process could not be started: {0}")]
     NotStarted(#[source] io::Error),
-    /// The run has ended, or was told to.
+    /// The run has ended, or was told to end.
     #[error("the run ended before the child process was started: {0}")]
     Ended(EndReason),
 }

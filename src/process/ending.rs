@@ -1,4 +1,4 @@
-//! Ending a tree, step by step: ask, wait, kill, verify.
+//! Ends a tree step by step: ask, wait, kill, verify.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,46 +18,47 @@ use crate::clock::{BootInstant, Clock as _, SystemClock};
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// How long processes that were killed may take to go. Freeing much memory takes a while.
+/// How long killed processes may take to disappear. Freeing much memory takes a while.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// The same while new ones keep appearing.
+/// The same while new processes keep appearing.
 const FORK_PATIENCE: Duration = Duration::from_secs(30);
-/// How long all may take to stand still, before they are killed all the same.
+/// How long all members may take to stop before they are killed in any case.
 const FREEZE_PATIENCE: Duration = Duration::from_millis(200);
-/// After how long without new members those that were stopped are counted.
+/// If no new member appears for this long, the stopped members are looked at again.
 const QUIET: Duration = Duration::from_millis(10);
-/// One look is not proof: the table is not read at one instant.
+/// How many empty looks in a row prove that no member is left. One is not enough, because the table is not read at one
+/// instant.
 const LOOKS_FOR_PROOF: u32 = 2;
-/// Where strangers fork so fast that no look is complete, as many have to do.
+/// How many empty looks have to do if no look is complete, because other processes fork too fast.
 const INCOMPLETE_LOOKS_FOR_PROOF: u32 = 20;
 
-/// The end of a tree, under way. For a caller with a loop of his own; else see
+/// A tree that is being ended. This is for a caller with a loop of its own. Otherwise use
 /// [`ProcessTree::end`](super::ProcessTree::end).
 #[derive(Debug)]
 #[must_use = "processes are signalled only by its steps"]
 pub struct Ending {
     census: Census,
     reached: EndingStep,
-    /// Ends the grace, from another thread too.
+    /// Ends the grace, even from another thread.
     killed: Option<CancellationToken>,
-    /// All that were ever found.
+    /// All processes that were ever found.
     seen: HashMap<ProcessIdentity, SeenProcess>,
-    /// How many looks in a row found nobody: complete ones, and all.
+    /// How many looks in a row found no member: complete looks, and all looks.
     empty_looks: (u32, u32),
     pause: Duration,
 }
 
 #[derive(Debug)]
 enum EndingStep {
-    /// Members may end by themselves until then.
+    /// Members may end by themselves until this instant.
     Grace { until: Instant, asked: Option<TermSent> },
-    /// Since then, whatever is found is killed.
+    /// From this instant on, every member that is found is killed.
     Killing { since: Instant },
-    /// The last look is what counts.
+    /// Nothing more is done. The last look counts.
     Done,
 }
 
-/// SIGTERM was sent.
+/// When SIGTERM was sent, and to which members.
 #[derive(Debug)]
 struct TermSent {
     at: BootInstant,
@@ -71,12 +72,12 @@ struct SeenProcess {
     is_alive: bool,
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// Step again after this pause, or sooner.
     Wait(Duration),
-    /// Nothing is left, or nothing can be done about the rest.
+    /// No member is left, or nothing can be done about the rest.
     Done,
 }
 
@@ -85,7 +86,7 @@ impl Ending {
         let now = Instant::now();
         let reached = match now.checked_add(grace) {
             Some(until) => EndingStep::Grace { until, asked: None },
-            // Later than the clock can say is never: a century will do.
+            // The instant is beyond the clock's range. A century from now is as good as never.
             None => EndingStep::Grace { until: now + Duration::from_secs(3_155_760_000), asked: None },
         };
         Self {
@@ -98,15 +99,13 @@ impl Ending {
         }
     }
 
-    /// Ends the grace when the token is cancelled, in the middle of a look or a [`pause`](Self::pause) too.
+    /// Ends the grace when the token is cancelled, even in the middle of a look or of a [`pause`](Self::pause).
     pub(crate) fn killed_by(self, token: CancellationToken) -> Self {
         Self { killed: Some(token), ..self }
     }
 
-    /// Leaves no more than this of the grace, counted from now; zero kills those that are known at once, and the
-    /// others with the next step.
-    ///
-    /// The grace is never made longer.
+    /// Shortens the rest of the grace to this, counted from now. Zero kills the known members at once, and the others
+    /// with the next step. This never makes the grace longer.
     pub fn shorten(&mut self, grace: Duration) {
         let now = Instant::now();
         if let EndingStep::Grace { until, .. } = &mut self.reached {
@@ -118,7 +117,8 @@ impl Ending {
         }
     }
 
-    /// Looks who is alive, and signals who is to be signalled. Reads the process table, never sleeps for long.
+    /// Looks which members are alive, and sends the signals that are due. This reads the process table, and never
+    /// sleeps for long.
     pub fn step(&mut self) -> Progress {
         if matches!(self.reached, EndingStep::Done) {
             return Progress::Done;
@@ -130,7 +130,7 @@ impl Ending {
         }
         let began = Instant::now();
         let Some(TreeSnapshot { members, is_complete }) = self.look() else {
-            // The grace is over, and there is no time to lose with a look.
+            // The grace is over, and there is no time for another look.
             self.begin_killing();
             return Progress::Wait(Duration::ZERO);
         };
@@ -149,7 +149,7 @@ impl Ending {
         self.next_pause(began.elapsed())
     }
 
-    /// Blocks the thread between two steps, no longer than the grace lasts.
+    /// Blocks the thread between two steps, at most until the grace is over.
     pub(crate) fn pause(&self, pause: Duration) {
         match self.patience() {
             Patience { until: None, .. } => thread::sleep(pause),
@@ -160,7 +160,7 @@ impl Ending {
         }
     }
 
-    /// What it came to. Before [`Progress::Done`], those not gone yet are survivors.
+    /// The result. Before [`Progress::Done`], all members that were alive at the last look count as survivors.
     pub fn finish(self) -> TreeEnd {
         let mut processes: Vec<_> = self
             .seen
@@ -186,7 +186,7 @@ impl Ending {
         TreeEnd { processes }
     }
 
-    /// A look may take long where many others work, and this must not: whoever is at hand is killed before it.
+    /// Begins to kill. On a busy machine a look takes long, so the members at hand are killed before the next look.
     fn begin_killing(&mut self) {
         self.reached = EndingStep::Killing { since: Instant::now() };
         self.pause = SHORTEST_PAUSE;
@@ -205,7 +205,7 @@ impl Ending {
         }
     }
 
-    /// One look, kept in mind; `None` when the grace has ended before it did.
+    /// Looks, and remembers what it found. `None` if the grace ended first.
     fn look(&mut self) -> Option<TreeSnapshot> {
         let look = self.census.scan(&self.patience())?;
         for seen in self.seen.values_mut() {
@@ -215,7 +215,7 @@ impl Ending {
         Some(look)
     }
 
-    /// Killing is not cut short.
+    /// The limit of a look. Only the grace has one: killing is not cut short.
     fn patience(&self) -> Patience {
         match self.reached {
             EndingStep::Grace { until, .. } => Patience { until: Some(until), unless: self.killed.clone() },
@@ -258,8 +258,8 @@ impl Ending {
             return;
         };
         for member in members {
-            // One that had started by then and was missed is asked late. Whoever started later is the work of one
-            // that is ending, such as a clean-up.
+            // A member that had started before the signal and was missed gets it late. A process that started later was
+            // started by a member that is ending, for example to clean up, and gets none.
             if started_before(member, asked.at) && asked.members.insert(member.id) {
                 self.census.signal_one(member, Signal::TERM);
                 self.census.signal_one(member, Signal::CONT);
@@ -276,7 +276,8 @@ impl Ending {
             self.reached = EndingStep::Done;
             return;
         }
-        // Somebody forked while we killed: only who stands still can be counted.
+        // A member has forked while others were killed. Members must be stopped first, so that all of them can be
+        // found.
         if has_new {
             self.pause = SHORTEST_PAUSE;
         }
@@ -284,7 +285,7 @@ impl Ending {
         self.kill_all(if frozen.is_empty() { members } else { &frozen });
     }
 
-    /// Stops all members, those they start meanwhile too; answers who is alive then.
+    /// Stops all members, including those that start in the meantime. Returns the members that are alive then.
     fn freeze(&mut self) -> Vec<Member> {
         let deadline = Instant::now() + FREEZE_PATIENCE;
         loop {
@@ -303,7 +304,7 @@ impl Ending {
         let pause = self.pause;
         self.pause = (pause * 2).min(LONGEST_PAUSE);
         match self.reached {
-            // On a machine with very many processes a look is dear: spend no more than a fifth of the time on it.
+            // With very many processes a look is expensive. It must take no more than a fifth of the time.
             EndingStep::Grace { until, .. } => {
                 Progress::Wait(pause.max(step_took * 4).min(until.saturating_duration_since(Instant::now())))
             }
@@ -323,7 +324,7 @@ mod tests {
     use super::*;
     use crate::process::ProcessTree;
 
-    /// Its root, a zombie by then, is all that is known of the tree.
+    /// Only the root of the tree is known, and it is a zombie by then.
     #[test]
     fn who_is_killed_before_the_first_look_takes_the_group_along() {
         let mut shell = Command::new("sh");
@@ -337,7 +338,7 @@ mod tests {
         rustix::process::waitid(rustix::process::WaitId::Pid(pid), exited).unwrap();
         let mut ending = tree.ending(Duration::MAX).killed_by(killed);
         assert_eq!(ending.step(), Progress::Wait(Duration::ZERO));
-        // Its end of the pipe closes when the last of the group is gone.
+        // The pipe closes when the last process of the group is gone.
         root.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
         root.wait().unwrap();
     }

@@ -1,4 +1,4 @@
-//! Who belongs to a tree where there is no process table to read: the root's process group.
+//! The members of a tree on systems without a process table in /proc: the root's process group.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use super::{Member, ProcessIdentity, TreeSnapshot, patience::Patience};
 use crate::clock::BootInstant;
 
-/// A group has no start: all of it can be asked at any time.
+/// A group has no start time, so the group can be signalled at any time.
 pub(super) fn started_before(_: &Member, _: BootInstant) -> bool {
     true
 }
@@ -27,7 +27,7 @@ impl Census {
         self.group = pid.try_into().ok().and_then(Pid::from_raw);
     }
 
-    /// Names are not known.
+    /// Always `false`: names are not known here.
     pub(super) fn is_left_behind(&self, _: ProcessIdentity) -> bool {
         false
     }
@@ -36,19 +36,19 @@ impl Census {
         std::iter::empty()
     }
 
-    /// Only a look tells.
+    /// Always `false`: only a look can tell.
     pub(super) fn has_nobody_below(&self) -> bool {
         false
     }
 
-    /// `None` when the patience is over.
+    /// Looks whether the group exists. `None` if the patience is over.
     pub(super) fn scan(&mut self, patience: &Patience) -> Option<TreeSnapshot> {
         if patience.is_over() {
             return None;
         }
-        // A group of nothing but zombies is refused on some systems and missing on others.
+        // For a group that contains only zombies, some systems refuse the test and others find no group.
         let Some(group) = self.group.filter(|group| test_kill_process_group(*group).is_ok()) else {
-            // Once empty, its id may be given away.
+            // The id of an empty group may be recycled.
             self.group = None;
             return Some(TreeSnapshot { members: Vec::new(), is_complete: true });
         };
@@ -60,7 +60,7 @@ impl Census {
         group.map(Self::member).into_iter().collect()
     }
 
-    /// The only group there is, is a member.
+    /// Does nothing: the only group is the member itself.
     pub(super) fn signal_led_groups(&self, _: Signal) {}
 
     fn member(group: Pid) -> Member {
@@ -68,7 +68,7 @@ impl Census {
         Member { id: ProcessIdentity { pid, start: 0 }, group: pid, name: String::new(), is_stopped: false }
     }
 
-    /// A group is signalled all at once: nobody slips through.
+    /// Does nothing: a group is signalled as a whole, so no process is missed.
     pub(super) fn chase(&mut self, _: Duration, _: Duration) {}
 
     pub(super) fn signal_all(&self, members: &[Member], signal: Signal) {

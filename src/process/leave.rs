@@ -1,24 +1,24 @@
-//! Who may outlive a tree.
+//! The processes that may outlive a tree.
 
 use std::collections::HashMap;
 
 use super::{ProcessIdentity, table::ProcessEntry};
 
-/// The kernel keeps no more of a name.
+/// The kernel keeps this many bytes of a name.
 const LONGEST_NAME: usize = 15;
 
-/// The names of processes that live on, and those that were found.
+/// The names of processes that may live on, and the processes that were found.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leave {
     names: Vec<Vec<u8>>,
-    /// Of the last look.
+    /// The processes that the last look has left, by their ids.
     found: HashMap<i32, Found>,
 }
 
 #[derive(Debug, Clone)]
 struct Found {
     id: ProcessIdentity,
-    /// `None` of one that merely descends from one of the names.
+    /// `None` for a process that is left only because an ancestor of it is.
     name: Option<String>,
     is_alive: bool,
 }
@@ -36,7 +36,8 @@ impl Leave {
         self.names.is_empty()
     }
 
-    /// Whether an entry is left by itself, or descends from one that was left at the last look.
+    /// Whether a process is left: because of its name, because the last look left it, or because the last look left its
+    /// parent.
     pub(super) fn means(&self, entry: &ProcessEntry) -> bool {
         self.holds(entry.id) || self.found.contains_key(&entry.parent) || self.is_named(entry)
     }
@@ -45,7 +46,7 @@ impl Leave {
         self.names.iter().any(|name| name == entry.name.as_bytes())
     }
 
-    /// Those of this look replace those of the last.
+    /// Replaces the processes of the last look by those of this one.
     pub(super) fn note<'a>(&mut self, entries: impl Iterator<Item = &'a ProcessEntry>) {
         let found = entries.map(|entry| {
             let name = self.is_named(entry).then(|| entry.name.clone());
@@ -54,7 +55,7 @@ impl Leave {
         self.found = found.collect();
     }
 
-    /// Whether this one was left at the last look.
+    /// Whether the last look left this process.
     pub(super) fn holds(&self, id: ProcessIdentity) -> bool {
         self.found.get(&id.pid).is_some_and(|found| found.id == id)
     }
@@ -63,7 +64,7 @@ impl Leave {
         self.found.contains_key(&pid)
     }
 
-    /// Those alive who have one of the names.
+    /// The processes that are alive and have one of the names.
     pub(super) fn left(&self) -> impl Iterator<Item = (ProcessIdentity, &str)> {
         let alive = self.found.values().filter(|found| found.is_alive);
         let mut left: Vec<_> = alive.filter_map(|found| Some((found.id, found.name.as_deref()?))).collect();

@@ -1,4 +1,4 @@
-//! How long somebody waits, and what cuts the waiting short from another thread.
+//! How long a thread waits, and how another thread can end the waiting.
 
 use std::{
     future::Future,
@@ -11,7 +11,7 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-/// Ends at an instant, when a token is cancelled, or never.
+/// A limit to waiting. It ends at an instant, when a token is cancelled, or never.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Patience {
     pub(super) until: Option<Instant>,
@@ -24,8 +24,8 @@ impl Patience {
             || self.unless.as_ref().is_some_and(CancellationToken::is_cancelled)
     }
 
-    /// Blocks the thread until there is an answer; `None` when the patience is over first. Whoever makes an answer
-    /// possible unparks the thread then.
+    /// Blocks the thread until there is an answer. `None` if the patience is over first. The thread that makes an
+    /// answer possible must unpark this one.
     pub(super) fn wait_for<T>(&self, mut answer: impl FnMut() -> Option<T>) -> Option<T> {
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let cancelled = async {
@@ -39,7 +39,7 @@ impl Patience {
             if let Some(answer) = answer() {
                 return Some(answer);
             }
-            // Polled each time, so that the token always knows the waker.
+            // This polls each time, so that the token always has the waker.
             if cancelled.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
                 return None;
             }

@@ -1,8 +1,8 @@
-//! One reading for all who asked before it began.
+//! Shares one reading among all callers that asked before it began.
 //!
-//! A reading shows what was the case at some instant while it lasted. So whoever asks is never answered by one that
-//! had begun before, however recent: who asks while one is under way gets the next, together with all who do. A
-//! reading that was given up serves nobody. Nothing is kept once nobody waits for it.
+//! A reading shows the state at some instant while it lasted. So a caller never gets a reading that had begun before it
+//! asked, however recent. All callers that ask while a reading is under way share the next one. No caller gets a
+//! reading that was given up. A result is dropped when no caller waits for it any more.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,17 +19,17 @@ pub(super) struct Readings<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    /// How many have begun: the number of the last.
+    /// How many readings have begun, which is also the number of the last one.
     begun: u64,
     is_reading: bool,
-    /// The last that came to its end, and its number.
+    /// The last completed reading, and its number.
     last: Option<(u64, Arc<T>)>,
     waiting: Vec<Thread>,
 }
 
 enum Ticket<T> {
     Served(Arc<T>),
-    /// One's own, to be read now.
+    /// The caller does this reading itself, now.
     Own(u64),
 }
 
@@ -39,8 +39,8 @@ impl<T> Readings<T> {
         Self { state: Mutex::new(state) }
     }
 
-    /// A reading that begins after this call; `None` when the patience is over first. `read` answers `None` when it
-    /// has given up.
+    /// A reading that begins after this call. `None` if the patience is over first. `read` returns `None` if it gives
+    /// up.
     pub(super) fn share(&self, patience: &Patience, read: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
         let asked = self.lock().begun;
         let _place = WaitingThread::of_this_thread(self);
@@ -74,7 +74,7 @@ impl<T> State<T> {
     }
 }
 
-/// A thread that is told when a reading is over.
+/// Registers this thread to be unparked when a reading is over.
 struct WaitingThread<'a, T>(&'a Readings<T>);
 
 impl<'a, T> WaitingThread<'a, T> {
@@ -95,7 +95,7 @@ impl<T> Drop for WaitingThread<'_, T> {
     }
 }
 
-/// Lets others read, also when a reading was given up or panicked.
+/// Lets other callers read, also when a reading was given up or panicked.
 struct Over<'a, T>(&'a Readings<T>);
 
 impl<T> Drop for Over<'_, T> {
@@ -132,7 +132,7 @@ mod tests {
         readings.share(patience, || Some(count.fetch_add(1, Ordering::SeqCst) + 1)).map(|number| *number)
     }
 
-    /// A first reading that lasts until it is let go, to an end or given up.
+    /// Begins a first reading. It lasts until a message ends it: with a result, or with `None` to give it up.
     fn hold_first(counted: &Counted) -> (mpsc::Sender<Option<u32>>, thread::JoinHandle<Option<Arc<u32>>>) {
         let (go, gone) = mpsc::channel();
         let (begun, begins) = mpsc::channel();

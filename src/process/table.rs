@@ -1,4 +1,4 @@
-//! The process table in /proc, read so that nobody who starts meanwhile is missed.
+//! Reads the process table in /proc such that it misses no process that starts in the meantime.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,14 +13,14 @@ use super::{MARKER_PREFIX, Member, ProcessIdentity, patience::Patience, reading:
 /// The kernel's flag PF_KTHREAD.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// How often, and how far apart, a process in the middle of an exec is looked at.
+/// How many times a process in the middle of an exec is read, and the pause in between.
 const EXEC_LOOKS: u32 = 20;
 const EXEC_PAUSE: Duration = Duration::from_micros(200);
 
-/// How often the list of processes is read again for those that started meanwhile.
+/// How many times the list of processes is read, to find those that started in the meantime.
 const MOST_LISTINGS: u32 = 16;
 
-/// Those who end many trees at the same time look at one table.
+/// Shared, so that ending many trees at the same time does not read the table for each.
 static READINGS: Readings<Table> = Readings::new();
 
 /// One line of the process table.
@@ -30,12 +30,12 @@ pub(super) struct ProcessEntry {
     pub(super) parent: i32,
     pub(super) group: i32,
     pub(super) session: i32,
-    /// The kernel's letter.
+    /// The kernel's letter for the state.
     pub(super) state: u8,
     pub(super) threads: u64,
     pub(super) is_kernel_thread: bool,
     pub(super) name: String,
-    /// The names of all markers that it shows, of whatever tree.
+    /// The names of all its markers, of whatever tree.
     pub(super) markers: Vec<Box<[u8]>>,
 }
 
@@ -44,7 +44,7 @@ impl ProcessEntry {
         Self::parse(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// The same with its markers.
+    /// Like [`read`](Self::read), with the markers.
     fn read_marked(pid: i32) -> Option<Self> {
         for _ in 0..EXEC_LOOKS {
             let mut entry = Self::read(pid)?;
@@ -57,8 +57,8 @@ impl ProcessEntry {
         Self::read(pid)
     }
 
-    /// The markers in the environment it was started with. `None` in the middle of an exec, when a process shows
-    /// none.
+    /// The markers in the environment that the process was started with. `None` in the middle of an exec, when the
+    /// process shows no environment.
     pub(super) fn read_markers(&self) -> Option<Vec<Box<[u8]>>> {
         if self.is_kernel_thread || !self.is_alive() {
             return Some(Vec::new());
@@ -66,7 +66,8 @@ impl ProcessEntry {
         let pid = self.id.pid;
         let mut environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         if environment.is_empty() {
-            // One truly without shows arguments all the same. An exec may have come to an end just now.
+            // A process whose environment is really empty still shows its arguments. If it does, the exec may have just
+            // ended, so the environment is read again.
             if fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty()) {
                 return None;
             }
@@ -75,14 +76,15 @@ impl ProcessEntry {
         Some(markers_in(&environment))
     }
 
-    /// The name stands in parentheses and may hold anything, parentheses too: fields are counted from the last.
+    /// Parses a line of /proc/PID/stat. The name is in parentheses and may contain any character, even parentheses. So
+    /// the fields are counted from the last closing one.
     fn parse(pid: i32, stat: &[u8]) -> Option<Self> {
         let open = stat.iter().position(|byte| *byte == b'(')?;
         let close = stat.iter().rposition(|byte| *byte == b')')?;
         let name = String::from_utf8_lossy(stat.get(open + 1..close)?).into_owned();
         let rest = str::from_utf8(stat.get(close + 1..)?).ok()?;
         let fields: Vec<_> = rest.split_ascii_whitespace().collect();
-        // Numbered from 3 in the kernel's documentation.
+        // The fields after the name are numbered from 3, as in proc_pid_stat(5).
         let field = |number: usize| fields.get(number - 3).copied();
         Some(Self {
             id: ProcessIdentity { pid, start: field(22)?.parse().ok()? },
@@ -97,7 +99,8 @@ impl ProcessEntry {
         })
     }
 
-    /// A process whose first thread has ended shows as a zombie, though others still work.
+    /// Whether any thread of the process lives. A process whose first thread has ended is shown as a zombie, even if
+    /// other threads still run.
     pub(super) fn is_alive(&self) -> bool {
         !matches!(self.state, b'Z' | b'X' | b'x') || self.threads > 1
     }
@@ -120,7 +123,7 @@ impl ProcessEntry {
     }
 }
 
-/// The names alone: a value may be a secret.
+/// The names of the markers in an environment, without their values.
 fn markers_in(environment: &[u8]) -> Vec<Box<[u8]>> {
     let pairs =
         environment.split(|byte| *byte == 0).filter(|pair| pair.starts_with(MARKER_PREFIX.as_bytes()));
@@ -128,11 +131,11 @@ fn markers_in(environment: &[u8]) -> Vec<Box<[u8]>> {
     names.map(|(name, _)| name.into()).collect()
 }
 
-/// The process table with all by which members of a tree are found in it.
+/// The process table, with the indices by which members of a tree are found.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) entries: Vec<ProcessEntry>,
-    /// Whether nobody can have started unseen while it was read.
+    /// Whether no process can have started unseen while the table was read.
     pub(super) is_complete: bool,
     pub(super) by_pid: HashMap<i32, usize>,
     pub(super) children: HashMap<i32, Vec<usize>>,
@@ -142,8 +145,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// One whose reading began after this call; `None` when the patience is over first: a machine at full load takes
-    /// long to read it.
+    /// A table whose reading began after this call. `None` if the patience is over first: on a busy machine it may take
+    /// long to read.
     pub(super) fn look(patience: &Patience) -> Option<Arc<Self>> {
         if patience.is_over() {
             return None;
@@ -151,8 +154,8 @@ impl Table {
         READINGS.share(patience, || Self::read(patience))
     }
 
-    /// The list is read first, then each process in it. One that forks and exits in between is missed, and so is
-    /// its child: so the list is read until it has nobody new.
+    /// Reads the list, and then each process in it. A process that forks and exits in between is missed, and so is its
+    /// child. So the list is read again until it has no new process.
     fn read(patience: &Patience) -> Option<Self> {
         let mut entries = Vec::new();
         let mut listed = HashSet::new();
@@ -191,7 +194,7 @@ impl Table {
         Self { entries, is_complete, by_pid, children, groups, sessions, marked }
     }
 
-    /// A process by its identity.
+    /// The index of a process, by its identity.
     pub(super) fn position(&self, id: ProcessIdentity) -> Option<usize> {
         self.by_pid.get(&id.pid).copied().filter(|index| self.entries[*index].id == id)
     }
@@ -202,9 +205,9 @@ pub(super) fn list() -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The children of a process; of a kernel that does not tell, none.
+/// The children of a process. None if the kernel does not list them.
 pub(super) fn children(pid: i32) -> Vec<i32> {
-    // A child belongs to the thread that started it.
+    // The kernel lists a child under the thread that started it.
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let listed = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     listed

@@ -79,8 +79,8 @@ impl End {
         self.reason.get_or_init(|| reason).clone()
     }
 
-    /// Tells everybody that the run is over.
-    pub(super) fn tell(&self) {
+    /// Tells everybody that the run is over, by its token.
+    pub(super) fn cancel(&self) {
         self.advance_work(WorkStep::ToldToEnd);
         self.told_to_end.cancel();
     }
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(end.set_reason(EndReason::Completed), EndReason::Completed);
         end.work_ended();
         assert_eq!(end.set_reason(EndReason::Superseded), EndReason::Completed);
-        end.tell();
+        end.cancel();
         end.kill();
         end.give_up();
         assert!(end.has_work_ended() && end.gave_up());
@@ -237,7 +237,7 @@ mod tests {
     fn the_tokens_follow_the_steps() {
         let end = end();
         assert!(!end.told_to_end().is_cancelled() && !end.killed().is_cancelled());
-        end.tell();
+        end.cancel();
         assert!(end.told_to_end().is_cancelled() && !end.killed().is_cancelled());
         end.kill();
         assert!(end.killed().is_cancelled());

@@ -199,7 +199,7 @@ impl Shared {
         let first = self.end.set_reason(reason);
         // After the reason is set, so that code which sees that trust is gone can read why.
         self.trust.revoke();
-        self.end.tell();
+        self.end.cancel();
         first
     }
 

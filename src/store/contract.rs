@@ -15,21 +15,22 @@ use crate::session::{Holder, NodeId, SessionKey, Standby};
 
 /// Opens connections to one database.
 ///
-/// Sealed: it gains methods with time, so only the stores of this crate implement it.
+/// This trait is sealed, because it will get more methods. Only the stores of this crate implement it.
 pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// Opens a connection and checks that its server accepts writes, that its schema fits this release, and that no
     /// lease is hidden from this user.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when there is no answer, a typed error when the answer is no.
+    /// [`StoreError::Unavailable`] when there is no answer, or no server that takes writes. The other variants say what
+    /// was refused.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the connection up; nothing was changed.
+    /// If the future is dropped, the connection is given up. No lease was changed.
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>>;
 
-    /// Opens a connection that is only to inspect and to list: to the server that takes writes, as
-    /// [`connect`](Self::connect) does, where it can be had; else to one that does not, whose answers then say so by
-    /// [`LeaseConnection::standby`]. It creates nothing, and needs no right but to read.
+    /// Opens a connection that can only inspect and list. If the server that takes writes can be reached, the
+    /// connection goes there, as with [`connect`](Self::connect). Otherwise it goes to a standby, and
+    /// [`LeaseConnection::standby`] names that server. Opening it creates nothing and needs only the right to read.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -46,12 +47,15 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// Brings the schema up to this release, once, however many processes try at the same time.
     ///
     /// # Errors
-    /// [`StoreError::SchemaTooNew`] when a later release has changed the schema in a way this one cannot
-    /// work with; otherwise as [`connect`](Self::connect).
+    /// [`StoreError::SchemaTooNew`] when a later release has changed the schema in a way that this one cannot work
+    /// with. Otherwise as [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the schema is either unchanged or completely migrated.
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
-    /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None`: this database
-    /// has no hints to give, and a request reaches its run with the next renewal.
+    /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None` when this database
+    /// gives no hints; then a request reaches its run with the next renewal.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -60,25 +64,27 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
         None
     }
 
-    /// Which of several servers was found to work last, as [`LeaseConnection::server`] numbers them. A connection to
-    /// another one is not used any more. `None` where it does not matter.
+    /// Which of several servers was last found to work, numbered as in [`LeaseConnection::server`]. Connections to any
+    /// other server are no longer used. `None` for a store that has no servers to choose from.
     fn server_in_use(&self) -> Option<usize> {
         None
     }
 
-    /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script for people who
-    /// apply such things by hand.
+    /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script that people can apply
+    /// by hand.
     fn schema(&self) -> String;
 
-    /// The schema in which the leases are, for those who [pin](crate::pin) them; a database that has none ignores it.
+    /// The name of the schema that contains the leases, for code that [pins](crate::pin) them. A database without
+    /// schemas ignores it.
     fn schema_name(&self) -> &str {
         "tenure"
     }
 
-    /// Where the database is, for people: never with a password.
+    /// Where the database is, for people. It never contains a password.
     fn location(&self) -> &str;
 
-    /// What of the URL is not acted on, though it is safe to go on without: for people, `None` where there is nothing.
+    /// Which parts of the URL have no effect, for people. They are such that it is safe to go on without them. `None`
+    /// when every part has an effect.
     fn remark(&self) -> Option<String> {
         None
     }
@@ -90,15 +96,15 @@ impl fmt::Debug for dyn LeaseStore {
     }
 }
 
-/// A [`Listener`] on its way: what [`LeaseStore::listen`] gives.
+/// The future [`Listener`] that [`LeaseStore::listen`] returns.
 pub type Listening = BoxFuture<'static, Result<Box<dyn Listener>, StoreError>>;
 
 /// A shared [`LeaseStore`].
 pub type SharedStore = Arc<dyn LeaseStore>;
 
-/// One connection. See the [module](super) for what each verb promises.
+/// One connection. The [module](super) says what each verb promises, and what it means to drop the future of a call.
 pub trait LeaseConnection: Send {
-    /// Grants, refuses, or meets a locked row.
+    /// Grants or refuses sessions, or finds their rows locked.
     fn acquire<'a>(
         &'a mut self,
         items: &'a [Acquire],
@@ -116,7 +122,7 @@ pub trait LeaseConnection: Send {
     /// Asks the run that holds a session to stop.
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>>;
 
-    /// Reads the rows of these sessions, expired ones included; `None` where there is none.
+    /// Reads the rows of these sessions, including expired ones. `None` for a session without a row.
     fn inspect<'a>(
         &'a mut self,
         keys: &'a [SessionKey],
@@ -126,25 +132,26 @@ pub trait LeaseConnection: Send {
     fn list<'a>(&'a mut self, page: &'a Page)
     -> BoxFuture<'a, Result<Vec<(SessionKey, Holder)>, StoreError>>;
 
-    /// Who gave the last answer to inspect or list, if it was not the server that takes writes. Always `None` on a
-    /// connection that was opened by [`LeaseStore::connect`].
+    /// The standby that gave the last answer to inspect or list. `None` if the server that takes writes gave it, which
+    /// is always so on a connection that [`LeaseStore::connect`] opened.
     fn standby(&self) -> Option<Standby> {
         None
     }
 
-    /// Deletes at most `limit` rows that expired at least [`SWEEP_AFTER`](super::SWEEP_AFTER) ago; answers how many it deleted.
+    /// Deletes at most `limit` rows that expired at least [`SWEEP_AFTER`](super::SWEEP_AFTER) ago, and returns how
+    /// many.
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
 
-    /// Checks again what [`LeaseStore::connect`] has: that the server accepts writes and the schema fits.
+    /// Repeats the checks of [`LeaseStore::connect`]: that the server accepts writes and that the schema fits.
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Makes ready for these kinds of statements, so that the first one takes no longer than those after it.
+    /// Prepares these kinds of statements, so that the first one takes no longer than those after it.
     fn prepare<'a>(&'a mut self, verbs: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
         let _ = verbs;
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Asks the server for a sign of life, in one round trip. A database without a server has none to give.
+    /// Asks the server for a sign of life, in one round trip. Does nothing for a database without a server.
     fn ping(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -154,7 +161,7 @@ pub trait LeaseConnection: Send {
         0
     }
 
-    /// Says goodbye to the server.
+    /// Closes the connection, and tells the server so.
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
 }
 
@@ -169,13 +176,13 @@ pub enum VerbKind {
     Release,
 }
 
-/// How long the *server* may work on one statement of a connection. The client's own time-out comes besides,
+/// How long the *server* may work on one statement of a connection. The client has a time-out of its own as well,
 /// because a server that is gone enforces nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// For a whole statement. On SQLite there is no such thing, only the wait for the one writer.
+    /// The longest time for a whole statement. SQLite has no such limit.
     pub statement: Duration,
-    /// For one lock within a statement; on SQLite, for the database's single write lock.
+    /// The longest wait for one lock within a statement. On SQLite, the longest wait for the database's one write lock.
     pub lock: Duration,
 }
 
@@ -196,9 +203,10 @@ impl Migrated {
     }
 }
 
-/// What keeps others from implementing [`LeaseStore`]. Fakes of this crate's own tests may, under feature `testing`.
+/// Keeps other crates from implementing [`LeaseStore`]. Under feature `testing`, the fakes of this crate's tests may
+/// implement it.
 #[cfg_attr(not(feature = "testing"), allow(unreachable_pub, reason = "named outside by tests alone"))]
 pub mod sealed {
-    /// Not part of the public face.
+    /// Not part of the public API.
     pub trait Sealed {}
 }

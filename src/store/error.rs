@@ -8,8 +8,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// No answer, or not a usable one: time-out, broken connection, restarting or read-only server, full disk.
-    /// What was asked may have happened all the same. Trying again may help.
+    /// No answer, or no usable one: a time-out, a broken connection, a server that restarts or is read-only, a full
+    /// disk. What was asked may still have happened. Trying again may help.
     #[error("the database {location} is unavailable: {detail}")]
     Unavailable {
         /// Which database.
@@ -17,8 +17,8 @@ pub enum StoreError {
         /// What went wrong.
         detail: String,
     },
-    /// The server rolled the statement back for the sake of other transactions (a deadlock, a lock it waited
-    /// for too long, a serialization failure). Certainly nothing happened; trying again helps.
+    /// The server rolled the statement back because of other transactions (a deadlock, too long a wait for a lock, a
+    /// serialization failure). Certainly nothing happened. Trying again helps.
     #[error("the database {location} rolled the statement back: {detail}")]
     RolledBack {
         /// Which database.
@@ -26,8 +26,8 @@ pub enum StoreError {
         /// What the server said.
         detail: String,
     },
-    /// The server refused this statement for what was in it. Certainly nothing happened; trying the same
-    /// again does not help.
+    /// The server refused this statement because of its content. Certainly nothing happened. Trying the same again does
+    /// not help.
     #[error("the database {location} rejected the statement: {detail}")]
     Rejected {
         /// Which database.
@@ -35,9 +35,9 @@ pub enum StoreError {
         /// What the server said.
         detail: String,
     },
-    /// The database's encoding lacks a character of a session's key (or of an account to list). Certainly nothing
-    /// happened, and no such session can be held there. Texts for people never lead to this: they are stored with what
-    /// is lacking escaped, as `\u{65e5}`.
+    /// The database's encoding lacks a character of a session's key, or of an account to list. Certainly nothing
+    /// happened, and no such session can be held in this database. Texts for people never cause this error: their
+    /// missing characters are stored in escaped form, as `\u{65e5}`.
     #[error("the database {location} cannot store this name: {detail}")]
     Unstorable {
         /// Which database.
@@ -45,8 +45,8 @@ pub enum StoreError {
         /// What the server said, and the remedy.
         detail: String,
     },
-    /// The database that granted leases is not the one that rules now, or has lost what it had committed. Certainly
-    /// nothing happened, and whoever asks elsewhere may be granted a session that was held here.
+    /// The database that granted the leases is no longer the authority, or has lost commits. Certainly nothing
+    /// happened. Another database may now grant a session that was held here.
     #[error("the database {location} is not what it was: {detail}")]
     Lost {
         /// Which database.
@@ -54,7 +54,7 @@ pub enum StoreError {
         /// What became of it, and the remedy.
         detail: String,
     },
-    /// The schema is not there, or is older than this release needs.
+    /// There is no schema, or it is older than this release needs.
     #[error(
         "the database {location} has no usable tenure schema ({detail}); apply it with `tenure migrate` or \
          `tenure::migrate(url)`"
@@ -88,7 +88,7 @@ pub enum StoreError {
         /// What was refused, and the remedy where it is known.
         detail: String,
     },
-    /// The URL, or what it names, is not a database that this release can use.
+    /// The URL is malformed, or does not name a database that this release can use.
     #[error("unusable database URL: {detail}")]
     Url {
         /// What is wrong with it, and the remedy.
@@ -97,7 +97,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// No answer came in the time there was.
+    /// No answer came within this time.
     pub(crate) fn silent(location: &str, within: Duration) -> Self {
         Self::Unavailable { location: location.to_owned(), detail: format!("no answer within {within:?}") }
     }
@@ -106,12 +106,12 @@ impl StoreError {
         Self::Unavailable { location: location.to_owned(), detail: "the driver panicked".to_owned() }
     }
 
-    /// Whether what was asked may have happened, or may happen still (invariant I9).
+    /// Whether what was asked may have happened, or may still happen (invariant I9).
     pub fn is_uncertain(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
 
-    /// Whether the same request may succeed if it is repeated as it is.
+    /// Whether the same request may succeed if it is repeated unchanged.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::RolledBack { .. })
     }

@@ -1,4 +1,5 @@
-//! What looking at a database found, and how good that is. [`diagnosis`](crate::diagnosis) is its public face.
+//! What an examination of a database has found, and how good that is. The public API is
+//! [`diagnosis`](crate::diagnosis).
 
 use std::time::Duration;
 
@@ -10,42 +11,43 @@ mod measure;
 pub(crate) use measure::millis;
 pub(crate) use measure::{ClockSample, Clocks, Latency};
 
-/// How long the parts of an examination may take.
+/// The parameters of an examination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExaminationPlan {
-    /// The clocks are watched for this long.
+    /// How long the clocks are watched.
     pub(crate) lasting: Duration,
-    /// For connecting to one server, and for one statement.
+    /// The time-out for connecting to one server, and for one statement.
     pub(crate) patience: Duration,
-    /// The directory of a SQLite file may be made by whoever starts runs.
+    /// Whether a program that starts runs would create the missing directory of a SQLite file.
     pub(crate) makes_directory: bool,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at: a word for programs, the same in every release.
+    /// The name of the check: a word for programs, the same in every release.
     pub check: &'static str,
     /// How good it is.
     pub verdict: Verdict,
     /// What was found, for people.
     pub found: String,
-    /// What to change, and why; `None` when it is fine.
+    /// What to change, and why. `None` when nothing has to be changed, and when `found` says it already.
     pub advice: Option<String>,
-    /// The numbers in it, by name. The name ends in the unit: `_ms`, `_ppm`, `_bytes`; none is a count or a ratio.
+    /// The numbers that were measured, by name. A name ends in its unit: `_ms`, `_ppm`, `_bytes`. A name without a unit
+    /// is a count or a ratio.
     pub measured: Vec<(&'static str, f64)>,
     failure: Option<StoreError>,
 }
 
-/// How good a finding is; a greater one is worse.
+/// How good a finding is. A greater verdict is worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// As it should be.
+    /// All is as it should be.
     Fine,
-    /// Leases can be held, with a risk or a cost that is better avoided.
+    /// Leases can be held, but with a risk or a cost that is better avoided.
     Warning,
-    /// As things are, no lease can be held.
+    /// No lease can be held until this is changed.
     Failure,
 }
 
@@ -66,16 +68,16 @@ impl Finding {
         Self { verdict: Verdict::Failure, failure: Some(error), ..Self::fine(check, found) }
     }
 
-    /// The error that an attempt to hold a lease would meet; only with [`Verdict::Failure`].
+    /// The error that an attempt to hold a lease would get. Only a [`Verdict::Failure`] has one.
     pub(crate) fn as_failure(&self) -> Option<&StoreError> {
         self.failure.as_ref()
     }
 
-    /// Rows that a sweep would remove.
+    /// How many rows a sweep would delete.
     pub(crate) fn long_expired(rows: i64) -> Self {
         let found = format!("{rows} rows that expired more than an hour ago");
         let finding = if rows > 10_000 {
-            Self::warning("sweep", found, "they do no harm but take room: run `tenure sweep` now and then")
+            Self::warning("sweep", found, "they do no harm, but take space: run `tenure sweep` now and then")
         } else {
             Self::fine("sweep", found)
         };

@@ -1,4 +1,4 @@
-//! Hints: how a request to stop reaches its run sooner than with the next renewal. Nothing depends on them.
+//! Hints tell a process of a request to stop before its next renewal does. Nothing depends on them.
 
 use futures::future::BoxFuture;
 
@@ -12,30 +12,31 @@ pub enum Hint {
     Stop(RunId),
     /// Something was written, perhaps a request to stop.
     Changed,
-    /// The database may be another one now: every run is to be renewed at once.
+    /// The database may have been replaced by another one. Every run is renewed at once, to find out.
     Replaced,
 }
 
-/// Hears of requests to stop the runs of one node. See [`LeaseStore::listen`](super::LeaseStore::listen).
+/// Receives hints about requests to stop the runs of one node. See [`LeaseStore::listen`](super::LeaseStore::listen).
 ///
-/// Whoever listens reads the rows of its runs once when the listener is open, and then as the hints have it.
+/// The caller reads the rows of its runs once when the listener is open, and after that whenever a hint tells it to.
 pub trait Listener: Send {
-    /// Waits for a hint; `None`: none for now, ask again.
+    /// Waits for a hint. `None` means that there is none yet; call it again.
     ///
     /// # Errors
-    /// The connection is lost, and hints with it: open another one, and read the rows.
+    /// The connection is lost, and hints may be lost with it. Open another listener, and read the rows.
     ///
     /// # Cancel safety
     /// Dropping the future loses no hint.
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>>;
 
-    /// Asks the server for a sign of life, and whether it is still the one that takes the requests: a connection may die
-    /// in silence, and a server be demoted.
+    /// Checks that the server still answers and still takes the requests to stop. A connection may break without
+    /// notice, and a server may be demoted.
     ///
     /// # Errors
-    /// As [`next`](Self::next). No answer is none either: the caller bounds its wait, and drops the listener.
+    /// As [`next`](Self::next). The server may also never answer. So the caller limits its wait, and then drops the
+    /// listener.
     fn check(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Says goodbye to the server.
+    /// Closes the connection, and tells the server so.
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
 }

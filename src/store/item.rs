@@ -1,4 +1,4 @@
-//! What is asked of a connection, item by item, and the outcomes that answer it.
+//! The items that a connection is asked for, and their outcomes.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ pub struct Acquire {
     pub key: SessionKey,
     /// For which run.
     pub run_id: RunId,
-    /// Under which supervisor.
+    /// The supervisor of the run.
     pub node: NodeId,
     /// The holder's name for people.
     pub label: Label,
-    /// What the run does first.
+    /// What the run does first, for people.
     pub phase: RunPhase,
-    /// The granted length; whole milliseconds, the rest is cut off.
+    /// The length of the lease. Fractions of a millisecond are cut off.
     pub ttl: Duration,
 }
 
@@ -29,10 +29,10 @@ pub struct Acquire {
 pub enum AcquireOutcome {
     /// The session is this run's.
     Granted(Grant),
-    /// A live lease of another run holds it, or a transaction of that run still [pins](crate::pin) one that has expired:
-    /// certainly nothing was acquired.
+    /// Another run holds the session with a live lease, or its lease has expired but a transaction still
+    /// [pins](crate::pin) it. Certainly nothing was acquired.
     Busy(Box<Holder>),
-    /// The row is locked by somebody, or a race went on: certainly nothing was acquired, ask again.
+    /// Another transaction has locked the row, or other runs keep winning the race for it. Ask again.
     Locked,
 }
 
@@ -47,7 +47,7 @@ pub struct Grant {
     pub acquired_at_micros: i64,
     /// When the lease expires: microseconds since 1970 by the database's clock.
     pub expires_at_micros: i64,
-    /// A stop that was requested before this (repeated) acquire.
+    /// A request to stop this run. Only a repeated acquire can find one.
     pub stop: Option<StopRequest>,
 }
 
@@ -58,43 +58,43 @@ pub struct Renew {
     pub key: SessionKey,
     /// Of which run.
     pub run_id: RunId,
-    /// The length from now; whole milliseconds.
+    /// The length of the lease from now. Fractions of a millisecond are cut off.
     pub ttl: Duration,
-    /// How long before expiry a renewal is refused; whole milliseconds.
+    /// From this long before its expiry on, a lease is not renewed. Fractions of a millisecond are cut off.
     pub safety_margin: Duration,
-    /// How the run stands.
+    /// The run's current stage.
     pub stage: RunStage,
-    /// A new phase, or `None` to leave it.
+    /// The run's new phase, or `None` to keep the present one.
     pub phase: Option<RunPhase>,
 }
 
-/// The answer to one [`Renew`]. A loss comes with the database's clock, in microseconds since 1970: a clock that was
-/// stepped may be its cause.
+/// The answer to one [`Renew`]. Each loss has the database's clock with it, in microseconds since 1970, because a
+/// stepped clock may be the cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RenewOutcome {
     /// The lease was extended.
     Renewed(Renewed),
-    /// The row is of another run.
+    /// The row belongs to another run.
     Superseded {
         /// The database's clock.
         clock_micros: i64,
     },
-    /// The lease has expired or is inside its safety margin. It will never be renewed again.
+    /// The lease has expired, or it is inside its safety margin. It will never be renewed again.
     Expired {
         /// The database's clock.
         clock_micros: i64,
     },
-    /// There is no row: somebody deleted it.
+    /// There is no row. Somebody deleted it.
     Gone {
         /// The database's clock.
         clock_micros: i64,
     },
-    /// The row is locked by somebody: nothing is known yet, ask again.
+    /// Another transaction has locked the row. Nothing is known yet; ask again.
     Locked,
 }
 
 impl RenewOutcome {
-    /// The database's clock when it decided: microseconds since 1970.
+    /// The database's clock when it decided, in microseconds since 1970. `None` for [`Locked`](Self::Locked).
     pub fn clock_micros(&self) -> Option<i64> {
         match self {
             Self::Renewed(Renewed { clock_micros, .. })
@@ -131,18 +131,18 @@ pub struct Release {
 pub enum ReleaseOutcome {
     /// The row was deleted.
     Released,
-    /// No row of this run: it was released, taken over or swept before, or its acquire has not arrived yet.
+    /// There is no row of this run. It was already released, taken over or swept, or its acquire has not arrived yet.
     NotFound,
-    /// The row is pinned or locked by somebody: ask again.
+    /// Another transaction has pinned or locked the row. Ask again.
     Locked,
 }
 
-/// A request that a run stop.
+/// A request to stop a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StopRun {
     /// Which session.
     pub key: SessionKey,
-    /// Only this run; whoever holds the session when `None`.
+    /// Stop only this run. `None` stops the run that holds the session, whichever it is.
     pub run_id: Option<RunId>,
     /// Who asks, for people.
     pub by: Option<Requester>,
@@ -153,34 +153,34 @@ pub struct StopRun {
 /// The answer to one [`StopRun`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopOutcome {
-    /// The row of this run carries a request to stop.
+    /// The run's row has a request to stop.
     Asked {
-        /// Who was asked. Its `stop` is the request that stands.
+        /// The run that was asked. Its `stop` is the request that counts.
         holder: Box<Holder>,
-        /// Whether that is this one; if not, somebody had asked before, and nothing was changed.
+        /// Whether that is this request. If not, there was an earlier one, and nothing was changed.
         first: bool,
     },
-    /// No live lease, or none of the run that was named: certainly nobody was asked.
+    /// There is no live lease, or it is not the named run's. Certainly no run was asked.
     Idle,
-    /// The row of this run, which held the session, is locked by somebody: certainly nothing was changed. Name the
-    /// run when asking again, so that no other is hit.
+    /// This run holds the session, but another transaction has locked its row. Certainly nothing was changed. Name this
+    /// run when asking again, so that the request hits no other.
     Locked(RunId),
 }
 
 /// Which rows [`LeaseConnection::list`](super::LeaseConnection::list) reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// Only this account's.
+    /// Read only the rows of this account.
     pub account: Option<String>,
-    /// Expired rows too.
+    /// Read expired rows, too.
     pub expired: bool,
-    /// Only keys after this one.
+    /// Read only rows whose key is after this one.
     pub after: Option<SessionKey>,
-    /// At most this many.
+    /// Read at most this many rows.
     pub limit: u32,
 }
 
-/// The same renewals without what they tell people; `None` if they tell nothing.
+/// The same renewals without their new phases, which are only for people. `None` if no renewal has one.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) fn untold(items: &[Renew]) -> Option<Vec<Renew>> {
     let untold = |item: &Renew| Renew { phase: None, ..item.clone() };

@@ -1,7 +1,7 @@
-//! Leases in memory, with faults: for tests of code that uses this library, and of the library itself.
+//! Leases in memory, with faults. It is for tests of code that uses this library, and of the library itself.
 //!
-//! It keeps the contract of the [module above](super) like the real stores do, by a clock that the test moves,
-//! and it fails on request in the ways that databases and networks fail.
+//! It keeps the contract of the [module above](super) as the real stores do, by a clock that the test moves. On request
+//! it fails in the ways in which databases and networks fail.
 
 use std::{
     fmt,
@@ -30,32 +30,32 @@ mod state;
 use hints::MemoryListener;
 use state::{Row, State};
 
-/// A database in memory. Clones share it.
+/// A database in memory. All clones of a store share it.
 #[derive(Clone)]
 pub struct MemoryStore {
     state: Arc<Mutex<State>>,
     clock: SharedClock,
 }
 
-/// How the database answers.
+/// How the database fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Fault {
-    /// As it should.
+    /// It does not fail.
     #[default]
     None,
-    /// Every call fails at once; nothing happens.
+    /// Every call fails at once, and nothing happens.
     Unreachable,
-    /// Calls happen, but their replies are lost: the caller gets an error.
+    /// Calls happen, but their replies are lost. The caller gets an error.
     RepliesLost,
-    /// Calls hang for ever and never happen, like packets that are dropped on the way.
+    /// Calls hang for ever and never happen, as if their packets were dropped on the way.
     Swallowed,
-    /// Calls hang and *happen later*, when the fault is lifted, whether or not anybody still waits: a server
-    /// that was stopped and goes on.
+    /// Calls hang, and *happen later*, when the fault is lifted. They happen even if nobody waits for them any more.
+    /// This is a server that was stopped and then continued.
     Frozen,
 }
 
-/// How many statements of each verb have been executed.
+/// How many statements of each kind have been executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Statements {
@@ -67,17 +67,18 @@ pub struct Statements {
     pub releases: u64,
     /// Batches of inspections.
     pub inspections: u64,
-    /// Items of statements that were rejected, the innocent ones included.
+    /// Items of rejected statements, including those that were not the reason.
     pub rejected_items: u64,
 }
 
 impl MemoryStore {
-    /// An empty database whose clock follows this clock's wall time.
+    /// An empty database. Its clock follows the wall time of `clock`.
     pub fn new(clock: SharedClock) -> Self {
         Self { state: Arc::default(), clock }
     }
 
-    /// From now on the database answers like this. Lifting [`Fault::Frozen`] first executes what has gathered.
+    /// Makes the database fail like this from now on. When this lifts [`Fault::Frozen`], the calls that have gathered
+    /// happen first.
     pub fn set_fault(&self, fault: Fault) {
         let now = self.now();
         let mut state = self.lock_state();
@@ -89,27 +90,27 @@ impl MemoryStore {
         }
     }
 
-    /// From now on every call takes this long before it happens.
+    /// From now on, every call takes this long before it happens.
     pub fn set_delay(&self, delay: Duration) {
         self.lock_state().delay = delay;
     }
 
-    /// From now on every reply takes this long after the call has happened. Hints are not delayed.
+    /// From now on, every reply takes this long after the call has happened. Hints are not delayed.
     pub fn set_reply_delay(&self, delay: Duration) {
         self.lock_state().reply_delay = delay;
     }
 
-    /// The next `count` statements that renew fail, without happening.
+    /// Makes the next `count` statements that renew fail. They do not happen.
     pub fn fail_renewals(&self, count: u32) {
         self.lock_state().failing_renewals = count;
     }
 
-    /// From now on hints are lost, or arrive again. Whoever listens does not notice.
+    /// From now on, hints are lost, or arrive again. Listeners do not notice that hints are lost.
     pub fn set_hints_lost(&self, lost: bool) {
         self.lock_state().hints_lost = lost;
     }
 
-    /// Every connection that listens breaks.
+    /// Breaks every connection that listens.
     pub fn break_listeners(&self) {
         self.lock_state().listeners.clear();
     }
@@ -119,7 +120,7 @@ impl MemoryStore {
         self.lock_state().listeners.iter().filter(|(_, listener)| !listener.is_closed()).count()
     }
 
-    /// A stranger locks, or unlocks, the session's row.
+    /// Locks or unlocks the session's row, as another transaction would.
     pub fn set_locked(&self, key: &SessionKey, locked: bool) {
         let mut state = self.lock_state();
         if locked {
@@ -129,8 +130,8 @@ impl MemoryStore {
         }
     }
 
-    /// From now on a statement that is to write this session's row, and whatever else, is rejected as a whole, as by a
-    /// trigger that raises an error for it; or such statements are accepted again.
+    /// From now on, the database rejects every statement that would write this session's row, or accepts them again. It
+    /// rejects the whole statement, with all its other items, as a trigger does that raises an error.
     pub fn set_rejected(&self, key: &SessionKey, rejected: bool) {
         let mut state = self.lock_state();
         if rejected {
@@ -150,7 +151,7 @@ impl MemoryStore {
         self.lock_state().step_micros -= micros(by);
     }
 
-    /// Another run takes the session, whether or not it is free: what a holder must never be surprised by.
+    /// Gives the session to another run, even if it is held. Returns the id of that run.
     pub fn take_away(&self, key: &SessionKey, ttl: Duration) -> RunId {
         let now = self.now();
         let run_id = RunId::random();
@@ -170,8 +171,8 @@ impl MemoryStore {
         run_id
     }
 
-    /// Moves the expiry of the session's lease to this many milliseconds from now; a negative number makes it
-    /// one that expired so long ago.
+    /// Moves the expiry of the session's lease to this many milliseconds from now. A negative number makes a lease that
+    /// expired that long ago.
     pub fn set_remaining_millis(&self, key: &SessionKey, millis: i64) {
         let now = self.now();
         if let Some(row) = self.lock_state().rows.get_mut(key) {
@@ -179,12 +180,13 @@ impl MemoryStore {
         }
     }
 
-    /// Deletes the session's row, as an impatient operator might.
+    /// Deletes the session's row, as an operator might.
     pub fn delete(&self, key: &SessionKey) {
         self.lock_state().rows.remove(key);
     }
 
-    /// Somebody asks whoever holds the session to stop, past every fault but a locked row; the first request is kept.
+    /// Asks the run that holds the session to stop. The first request is kept. No fault prevents this except a locked
+    /// row.
     ///
     /// # Panics
     /// When a text is empty or too long.
@@ -196,7 +198,7 @@ impl MemoryStore {
         self.lock_state().request_stop(&item, now);
     }
 
-    /// The session's row, read past every fault.
+    /// The session's row. No fault prevents reading it.
     pub fn row(&self, key: &SessionKey) -> Option<Holder> {
         let now = self.now();
         self.lock_state().rows.get(key).map(|row| row.holder(now))
@@ -222,11 +224,11 @@ impl MemoryStore {
     }
 
     fn lock_state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was locked leaves whole rows: every change is one assignment.
+        // The state is sound even after a panic under the lock: every change to a row is one assignment.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Executes a statement as the fault in force has it.
+    /// Executes a statement, or fails, as the present fault says.
     async fn execute<T: Send + 'static>(
         &self,
         statement: impl FnOnce(&mut State, i64) -> T + Send + 'static,
@@ -256,7 +258,7 @@ impl MemoryStore {
             Fault::Frozen => {
                 let (reply, answer) = oneshot::channel();
                 let later = Box::new(move |state: &mut State, now: i64| {
-                    // Nobody may wait any more; the statement happens all the same.
+                    // The caller may no longer wait. The statement happens in any case.
                     let _ = reply.send(statement(state, now));
                 });
                 self.lock_state().frozen.push(later);

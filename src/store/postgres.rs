@@ -1,51 +1,52 @@
 //! The PostgreSQL store: the authority for many machines.
 //!
-//! Each verb is one autocommit statement for many items (`src/store/postgres/*.sql`), under read committed. An
-//! acquire may need a second one, for items that lost a race which the first one's snapshot could not show.
+//! Each verb is one autocommit statement for many items (`src/store/postgres/*.sql`), under read committed. An acquire
+//! may need more statements, for items that lost a race: the snapshot of the first statement cannot show the winner.
 //!
-//! Connections are plain ones, not pooled: whoever opened one decides when it is used and when it is given up.
+//! The store does not pool connections. The caller that opens a connection decides when to use it and when to close it.
 //!
 //! # Several servers
 //!
 //! A URL may name a primary and its standbys, as libpq writes it: `postgres://user@h1:5432,h2:5433/database`. Every new
-//! connection goes to the server that takes writes. The one that worked last is asked first, then the others; each gets
-//! a fair share of the time. `target_session_attrs` may be `read-write`, `primary` or `any`. It makes no difference:
-//! leases need a server that takes writes.
+//! connection goes to the server that takes writes. It asks the server that worked last first, and then the others.
+//! Each server gets a fair share of the time. `target_session_attrs` may be `read-write`, `primary` or `any`. That
+//! makes no difference, because leases need a server that takes writes.
 //!
-//! A connection is given up when its server turns out to be read-only (SQLSTATE 25006), silent or gone. The next connection
-//! asks all servers again, a silent one last. Meanwhile each run goes on for as long as its last answer may be trusted, and
-//! no longer.
+//! A connection is given up when its server turns out to be read-only (SQLSTATE 25006), silent or gone. The next
+//! connection asks all servers again, and a silent server last. In the meantime each run continues as long as it can
+//! trust its last answer, and no longer.
 //!
-//! That no two runs hold one session across a failover needs assumption A1: the new primary has what the old one
-//! acknowledged. With asynchronous replication it may not. And while two servers take writes at the same time, nobody who
-//! asks only one of them can notice.
+//! The promise that no two runs hold one session across a failover needs assumption A1: the new primary has every
+//! commit that the old one acknowledged. With asynchronous replication it may lack some. And while two servers take
+//! writes at the same time, a client of only one of them cannot notice.
 //!
 //! # Behind PgBouncer
 //!
-//! In transaction mode each message may reach another server session. With the URL parameter `pgbouncer=true`, each statement
-//! is one message, and no session is given any settings. Then the role has to have them: the default isolation level,
-//! `synchronous_commit` not off, time-outs for statements and locks (`ALTER ROLE … SET statement_timeout = …`, and the same
-//! for `lock_timeout`), and `jit` off. `docs/postgres.md` has all the lines.
+//! In transaction mode, each message may reach another server session. With the URL parameter `pgbouncer=true`, each
+//! statement is one message, and the store changes no setting of a session. So the role must have the settings: the
+//! default isolation level, `synchronous_commit` not off, time-outs for statements and locks
+//! (`ALTER ROLE … SET statement_timeout = …`, and the same for `lock_timeout`), and `jit` off. `docs/postgres.md` has
+//! all the commands.
 //!
 //! # The schema's name
 //!
-//! The URL parameter `schema=name` puts everything into a schema of another name than `tenure`: 1 to 63 letters of
-//! ASCII, which keep their case, digits, `_` and single `-`. Two schemas know nothing of each other.
-//! `search_path` does not matter: every statement names the schema, and our sessions look for PostgreSQL's own functions
-//! first.
+//! The URL parameter `schema=name` puts everything into a schema with this name instead of `tenure`. A name has 1 to 63
+//! characters: letters of ASCII, which keep their case, digits, `_` and single `-`. The leases of two schemas are
+//! independent. `search_path` does not matter: every statement names the schema, and the store's sessions look for
+//! PostgreSQL's own functions first.
 //!
 //! # Encodings
 //!
-//! A database whose encoding is not UTF8 lacks some characters. In texts for people these are escaped, as `\u{65e5}`, and a
-//! text that becomes too long is cut. An acquire of a key that cannot be stored fails with [`StoreError::Unstorable`].
-//! Everybody else finds the session of such a key idle.
+//! A database whose encoding is not UTF8 lacks some characters. In texts for people they are escaped, as `\u{65e5}`,
+//! and a text that becomes too long is cut. An acquire of a key that cannot be stored fails with
+//! [`StoreError::Unstorable`]. All other verbs treat a session with such a key as idle.
 //!
 //! # Rights
 //!
-//! To migrate, a role needs CREATE on the database, or to own the schema. To use it: USAGE on the
+//! To migrate, a role needs CREATE on the database, or must own the schema. To hold leases, it needs USAGE on the
 //! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
-//! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`, which everybody has
-//! unless it was revoked. To [pin](crate::pin) a lease, some of these rights are enough.
+//! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`. Every role has
+//! EXECUTE unless it was revoked. To [pin](crate::pin) a lease, some of these rights are enough.
 
 use std::{fmt, sync::Arc};
 
@@ -76,7 +77,7 @@ mod parameter;
 mod password;
 mod pause;
 mod read;
-mod remove;
+mod release;
 mod renew;
 mod row;
 mod schema;
@@ -86,6 +87,7 @@ mod settings;
 mod statement;
 mod stop;
 mod swallow;
+mod sweep;
 mod target;
 mod tls;
 mod turn;
@@ -101,34 +103,35 @@ pub(super) use schema::SCHEMA;
 
 /// Leases in PostgreSQL (14 to 18), in schema `tenure` of the database that a URL names.
 ///
-/// The URL is `postgres://user:password@host:port/database`, as psql takes it. There may be several hosts, IPv6 addresses
-/// are in brackets, and `?host=/run/postgresql` is a Unix socket. What the URL leaves out comes from a `service`, from the
-/// usual `PG…` variables and from the password file. Of several servers, `postgres://h1:5432,h2:5433/database`, the one
-/// that takes writes is used. `pgbouncer=true` is for a PgBouncer in transaction mode, and `schema=name` for a schema of
-/// another name.
+/// The URL is `postgres://user:password@host:port/database`, as for psql. IPv6 addresses are in brackets, and
+/// `?host=/run/postgresql` is a Unix socket. The parts that the URL leaves out come from a `service`, from the usual
+/// `PG…` variables and from the password file. If there are several hosts, as in `postgres://h1:5432,h2:5433/database`,
+/// the store uses the server that takes writes. `pgbouncer=true` is for a PgBouncer in transaction mode, and
+/// `schema=name` for a schema with another name.
 ///
 /// # Parameters
 ///
-/// All parameters of libpq are known, and an unknown one is refused. Those of TLS mean what they mean to psql, and `~/` in a
-/// path is the home directory. With `sslrootcert=FILE`, the authorities that the system trusts are trusted as well. Some
-/// parameters ask for what cannot be done here. They are refused if they were to make the connection safer
-/// (`channel_binding=require`, `require_auth`, `sslcrl`, …). The others are left aside, with one warning (`keepalives…`,
-/// `sslsni`, …). `connect_timeout` bounds the wait for each server; the caller's own time-out applies as well.
+/// All parameters of libpq are known, and an unknown parameter is refused. The parameters for TLS mean what they mean
+/// to psql. `~/` in a path is the home directory. With `sslrootcert=FILE`, the authorities that the system trusts are
+/// trusted as well. Some parameters ask for something that this store cannot do. It refuses those that would make the
+/// connection safer (`channel_binding=require`, `require_auth`, `sslcrl`, …). It ignores the others (`keepalives…`,
+/// `sslsni`, …) and logs one warning. `connect_timeout` limits the wait for each server. The caller's own time-out
+/// applies as well.
 ///
 /// # Passwords
 ///
-/// A password that is not in the URL is looked up for each connection, so that a new one is used as soon as it is there. The
-/// places are the service, PGPASSWORD and the password file (`passfile`, PGPASSFILE, `~/.pgpass`), in this order. Passwords
-/// that last only for minutes can be [given by a function](Self::with_login). When the server refuses a log-in, none of the
-/// store's connections repeats it before a pause, which is at most 5 s or the time of one attempt. Another password is
-/// tried at once.
+/// A password that is not in the URL is looked up for each connection, so that a new password is used at once. The
+/// places are the service, PGPASSWORD and the password file (`passfile`, PGPASSFILE, `~/.pgpass`), in this order. [A
+/// function](Self::with_login) can give passwords that are valid only for minutes. When the server has refused a
+/// log-in, no connection of the store repeats it before a pause is over. The pause is at most 5 s, or the time of one
+/// attempt if that is shorter. A different password is tried at once.
 #[derive(Clone)]
 pub struct PostgresStore {
     target: Arc<Target>,
 }
 
 impl PostgresStore {
-    /// Reads the URL; connects nowhere.
+    /// Reads the URL. This connects to no server.
     ///
     /// # Errors
     /// [`StoreError::Url`], which says what to change.
@@ -136,8 +139,8 @@ impl PostgresStore {
         Self::with_source(url, None)
     }
 
-    /// The same with a function that gives user and password for each connection.
-    /// [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login) says what is expected of it.
+    /// Like [`new`](Self::new), with a function that gives the user and the password for each connection.
+    /// [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login) says what the function has to do.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -163,7 +166,7 @@ impl PostgresStore {
     }
 }
 
-/// Shows only where the database is, and never a password.
+/// Shows only where the database is. Never shows a password.
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("PostgresStore").field(&self.target.location).finish()
@@ -200,7 +203,7 @@ impl LeaseStore for PostgresStore {
         })
     }
 
-    /// Behind PgBouncer there is no listener: LISTEN would seem to succeed, and then disturb other clients.
+    /// There is no listener behind PgBouncer. LISTEN would seem to succeed there, and would then disturb other clients.
     fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
         let target = self.target.clone();
         (!target.is_pooled())

@@ -1,20 +1,20 @@
-//! Applying a schema, and judging the one that is there: what is the same for every backend.
+//! Applies a schema and judges the one that is there. This part is the same for every backend.
 //!
-//! This runner is our own. That of sqlx keeps its record in the host application's `_sqlx_migrations`, and does not
-//! know about compatibility. Here, each step names the oldest schema version whose releases still work after it. So a
-//! schema may be newer than the release that meets it, and a fleet can be upgraded one process at a time.
+//! This runner is our own, because the one of sqlx keeps its record in the host application's `_sqlx_migrations` and
+//! knows nothing about compatibility. Here, each step names the oldest schema version whose releases still work after
+//! it. So the schema may be newer than the release that uses it, and a fleet can be upgraded one process at a time.
 
 use super::{Migrated, StoreError};
 
-/// All steps of one backend's schema, and how that backend writes down that a step was applied.
+/// All steps of one backend's schema, and how that backend records that a step was applied.
 pub(crate) struct Schema {
-    /// In order, the first one for an empty database.
+    /// In order. The first step is for an empty database.
     pub(crate) steps: &'static [Step],
-    /// The statement that records a step.
+    /// The statement that records that a step was applied.
     pub(crate) record: fn(&Step) -> String,
 }
 
-/// A step from the version before.
+/// A step that brings the schema from the version before to this version.
 pub(crate) struct Step {
     pub(crate) version: u32,
     /// The oldest schema version whose releases still work after this step.
@@ -26,14 +26,14 @@ pub(crate) struct Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Applied {
     pub(crate) version: u32,
-    /// As in its [`Step`], which this release may not know.
+    /// As in [`Step`]. This release may not know the step itself.
     pub(crate) compatible_from: u32,
 }
 
 /// Why this release cannot work with a schema.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// There is none, or an older one; says which.
+    /// There is no schema, or an older one. The text says which.
     Missing(String),
     TooNew {
         found: Applied,
@@ -72,7 +72,7 @@ impl Schema {
         self.steps.last().map_or(0, |step| step.version)
     }
 
-    /// `Some` when there is nothing to do.
+    /// `Some` when there is nothing to apply.
     fn done(&self, newest: Option<Applied>) -> Result<Option<Migrated>, Unfit> {
         match self.check(newest) {
             Ok(Applied { version, .. }) => Ok(Some(Migrated::new(version, version))),
@@ -81,13 +81,13 @@ impl Schema {
         }
     }
 
-    /// What sets up an empty database, to be run by hand in the transaction that the caller writes around it.
+    /// The statements that set up an empty database. The caller adds the statements that begin and end the transaction.
     pub(crate) fn script(&self) -> String {
         self.steps.iter().map(|step| format!("\n{}\n{};\n", step.sql, (self.record)(step))).collect()
     }
 }
 
-/// A connection whose database gets a schema.
+/// A connection to the database that gets the schema.
 pub(crate) trait SchemaConnection: Send {
     type Error: From<Unfit> + Send;
 
@@ -99,16 +99,16 @@ pub(crate) trait SchemaConnection: Send {
     /// Begins a transaction, and waits until no other migration is under way.
     fn begin(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Makes room for the record, where there is none.
+    /// Creates the place for the record if it does not exist.
     fn bootstrap(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     fn execute(&mut self, sql: &str) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
-/// Brings a schema up to this release, once, however many processes try at the same time.
+/// Brings a schema up to this release. If several processes do this at the same time, one of them applies each step.
 ///
 /// # Cancel safety
-/// The connection must be dropped with the future: it may be inside the transaction.
+/// If the future is dropped, drop the connection, too: it may be inside the transaction.
 pub(crate) async fn migrate<C: SchemaConnection>(connection: &mut C) -> Result<Migrated, C::Error> {
     // Most of the time there is nothing to do. Finding that out takes no lock, and no right to create anything.
     let found = connection.newest().await?;
@@ -117,7 +117,8 @@ pub(crate) async fn migrate<C: SchemaConnection>(connection: &mut C) -> Result<M
     }
     let migrated = apply(connection).await;
     if migrated.is_err() {
-        // Whatever has failed, the transaction must not stay open. If this fails too, the connection is of no use.
+        // The transaction must not stay open. If this fails, too, the connection is of no use, and closing it ends the
+        // transaction.
         let _ = connection.execute("ROLLBACK").await;
     }
     migrated
@@ -125,7 +126,7 @@ pub(crate) async fn migrate<C: SchemaConnection>(connection: &mut C) -> Result<M
 
 async fn apply<C: SchemaConnection>(connection: &mut C) -> Result<Migrated, C::Error> {
     connection.begin().await?;
-    // Somebody else may have been faster. What it committed is visible from behind the lock.
+    // Another process may have been faster. Under the lock, its commit is visible.
     let found = connection.newest().await?;
     if let Some(done) = C::SCHEMA.done(found)? {
         connection.execute("ROLLBACK").await?;

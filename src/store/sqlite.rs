@@ -1,11 +1,12 @@
 //! Leases in one SQLite file: the embedded authority for the processes of one machine.
 //!
-//! Every verb is one or a few single statements. A write takes SQLite's one write lock when it begins. So it sees the
-//! latest state, and nothing changes while it runs. Items travel as JSON and are spread by `json_each`.
+//! Each verb is one statement or a few, and each statement is its own transaction. A write takes SQLite's one write
+//! lock when it begins. So it sees the latest state, and nothing changes while it runs. The items are sent as one JSON
+//! array, and `json_each` turns them into rows.
 //!
-//! The clock is `CAST(round(unixepoch('subsec') * 1000) AS INTEGER)`: integer milliseconds since 1970. SQLite reads it at
-//! most once while a statement works towards its next row. A write reads it only when it has got the write lock, and
-//! writes all its rows before it returns the first one.
+//! The clock is `CAST(round(unixepoch('subsec') * 1000) AS INTEGER)`: integer milliseconds since 1970. SQLite reads it
+//! at most once for each row that a statement returns. A write reads it after it has got the write lock, and writes all
+//! its rows before it returns the first one.
 
 use std::{path::Path, time::Duration};
 
@@ -32,13 +33,14 @@ mod look;
 #[cfg(unix)]
 mod names;
 mod read;
-mod remove;
+mod release;
 mod renew;
 mod row;
 mod schema;
 mod standing;
 mod stop;
 mod swallow;
+mod sweep;
 mod url;
 
 #[cfg(test)]
@@ -46,31 +48,34 @@ pub(super) use schema::SCHEMA;
 
 /// Leases in a SQLite file, for the processes of one machine.
 ///
-/// The URL is `sqlite://PATH`, `sqlite:PATH` or `sqlite:///ABSOLUTE/PATH`. Characters that are special in a URL (`?`, `%`)
-/// are percent-encoded, and `~/` at the beginning of the path is the home directory. The option `mode` says what may be
-/// created:
+/// The URL is `sqlite://PATH`, `sqlite:PATH` or `sqlite:///ABSOLUTE/PATH`. Characters that are special in a URL (`?`,
+/// `%`) are percent-encoded. `~/` at the beginning of the path is the home directory. The option `mode` says what the
+/// store may create:
 ///
 /// | `mode` | file | schema |
 /// |---|---|---|
 /// | `rwc` (default) | created, but not its directory | applied by the first connection |
-/// | `rw` | must be there | must be there, or be applied by [`migrate`](LeaseStore::migrate) |
-/// | `ro` | must be there | must be there; only inspect and list work |
+/// | `rw` | must exist | must exist, or be applied by [`migrate`](LeaseStore::migrate) |
+/// | `ro` | must exist | must exist; only inspect and list work |
 ///
-/// The file may be the host application's own: all names begin with `tenure_`. But a separate file is better. SQLite has one
-/// writer at a time, and a long write transaction of the application would hold up the renewals.
+/// The file may be the host application's own, because all names begin with `tenure_`. But a separate file is better:
+/// SQLite has one writer at a time, and a long write transaction of the application would delay the renewals.
 ///
-/// - The file is switched to write-ahead logging. Its directory must be on a local disk: SQLite's locks do not
-///   work over network file systems.
-/// - `synchronous` is `NORMAL`. A crashed process loses nothing. A power loss may take the last commits, but it also ends
-///   every holder on the machine.
-/// - The clock is the machine's wall clock. Stepping it moves every lease, but never a fence back.
-/// - The file must have one name. One with a second hard link, or one that is mounted as a single file away from its
-///   directory, is refused: SQLite keeps a log for each name, and neither shows what was granted under the other. A
-///   symbolic link to the file, and a directory that is mounted in two places, are no second names.
-/// - A connection follows its path. When the file was removed, moved or replaced while it was open, the next call works
-///   with what stands there now. A run without a row in it is lost, at its next renewal at the latest. All runs are lost
-///   when the log or the shared memory beside the file (`-wal`, `-shm`) was removed while it was in use, or the file was
-///   replaced and they were not ([`StoreError::Lost`]); then nothing is granted until every process that has the file open has closed it.
+/// - The store switches the file to write-ahead logging. The file's directory must be on a local disk, because SQLite's
+///   locks do not work over network file systems.
+/// - `synchronous` is `NORMAL`. A process that crashes loses nothing. A power failure may lose the last commits, but it
+///   also ends every holder on the machine.
+/// - The clock is the machine's wall clock. A step of the clock changes when every lease expires. It never moves a
+///   fence back.
+/// - The file must have only one name. The store refuses a file with a second hard link, and a single file that is
+///   mounted outside its directory. SQLite keeps a log for each name, and the log of one name does not show what was
+///   granted under the other. A symbolic link to the file is no second name, and neither is a directory that is mounted
+///   twice.
+/// - A connection follows its path. If the file was removed, moved or replaced while it was open, the next call uses
+///   the file that is there now. A run without a row in that file is lost, at its next renewal at the latest.
+/// - All runs are lost ([`StoreError::Lost`]) if the log or the shared memory beside the file (`-wal`, `-shm`) is
+///   removed while it is in use, or if the file is replaced without them. After that nothing is granted until every
+///   process that has the file open has closed it.
 ///
 /// ```no_run
 /// # use tenure::store::{LeaseStore, SqliteStore};
@@ -84,7 +89,7 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Checks the URL. Touches no file.
+    /// Checks the URL. This touches no file.
     ///
     /// # Errors
     /// [`StoreError::Url`] when the URL does not name a SQLite file.
@@ -92,7 +97,7 @@ impl SqliteStore {
         DatabaseFile::from_url(url).map(|file| Self { file })
     }
 
-    /// The same store for those who only look. It creates neither the file nor its schema, whatever the URL says.
+    /// The same store for a program that only reads. It creates neither the file nor its schema, whatever the URL says.
     pub fn without_creating(self) -> Self {
         Self { file: self.file.without_creating() }
     }
@@ -135,7 +140,7 @@ impl LeaseStore for SqliteStore {
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
     }
 
-    /// There is no server that tells of a change, so the file is looked at five times a second.
+    /// No server reports a change, so the listener looks at the file five times a second.
     fn listen(&self, _: NodeId, bounds: Bounds) -> Option<Listening> {
         Some(Box::pin(changes::open(self.file.without_creating(), bounds)))
     }
@@ -149,7 +154,7 @@ impl LeaseStore for SqliteStore {
     }
 }
 
-/// How long a migration waits for the write lock at a time.
+/// How long each statement of a migration waits for the write lock.
 const MIGRATION_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 async fn migrate(file: &DatabaseFile) -> Result<Migrated, Failure> {

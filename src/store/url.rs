@@ -1,9 +1,9 @@
-//! What every backend asks of a database URL.
+//! The checks of a database URL that are the same for every backend.
 
 use super::error::StoreError;
 
-/// Checked before a backend reads it: a line break that came with a secret must neither name
-/// another database nor be sent to one.
+/// The URL without white space around it. It is checked before a backend reads it, because a line break that came with
+/// a secret must not become part of a name, and must not be sent to a server.
 pub(crate) fn checked(url: &str) -> Result<&str, StoreError> {
     let url = url.trim_matches(|char: char| char.is_ascii_whitespace() || char == '\u{b}');
     let refused = |detail: &str| Err(StoreError::Url { detail: detail.to_owned() });
@@ -16,7 +16,7 @@ pub(crate) fn checked(url: &str) -> Result<&str, StoreError> {
     }
 }
 
-/// Whether it is the bare path of a file, and nothing with a password in it.
+/// Whether this is the bare path of a file, which cannot contain a password.
 #[cfg(feature = "sqlite")]
 pub(super) fn is_path(url: &str) -> bool {
     url.contains(['/', '.']) && !url.contains([':', '@', '=', '?', '%', ' '])
@@ -30,7 +30,7 @@ pub(super) fn unknown_scheme(scheme: &str) -> String {
         "sqlite://path/to/file.db",
     ];
     let enabled = enabled.join(" or ");
-    // What is no scheme may be a part of a password.
+    // A text that cannot be a scheme may be part of a password, so it is not shown.
     match scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char)) {
         true => format!("{scheme:?} is not a scheme of an enabled backend; use {enabled}"),
         false => format!("it does not begin with a scheme; use {enabled}"),

@@ -183,7 +183,7 @@ impl Pools {
     }
 
     /// The connections without which no session is granted.
-    pub(super) fn means(&self) -> Vec<Pool> {
+    pub(super) fn keepers(&self) -> Vec<Pool> {
         vec![self.acquires.clone(), self.renewals.clone(), self.releases.clone()]
     }
 

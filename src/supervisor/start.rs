@@ -115,7 +115,7 @@ impl Plan {
         let (watching, watcher) = self.watch(&base);
         let (is_busy, busy) = watch::channel(false);
         if self.connections == Connections::PerVerb {
-            actix_rt::spawn(Pools::rest_when_idle(pools.means(), busy.clone(), base.over.clone()));
+            actix_rt::spawn(Pools::rest_when_idle(pools.keepers(), busy.clone(), base.over.clone()));
         }
         let report = Arc::<OnceLock<_>>::default();
         let registry = base.registry(&pools, &queries, is_busy, &report, unless_started);
@@ -245,7 +245,7 @@ impl Base {
                 node: self.node,
                 location: self.location.clone(),
                 acquires: Lane::start_with(acquiring),
-                means: pools.means(),
+                keepers: pools.keepers(),
                 run,
                 over: self.over.clone(),
                 goodbyes: self.goodbyes.clone(),

@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use futures::future::join_all;
 use tenure::{
     AcquireError, EndReason,
     clock::{BootInstant, Clock, Reading},
@@ -95,5 +96,16 @@ fn a_registry_that_panics_takes_every_run_with_it_and_answers_at_once() {
         sim.sleep(TTL).await;
         let restarted = sim.supervisor().start_here().await.unwrap();
         drop(held(&restarted, "chat-1").await);
+    });
+}
+
+/// actix starts even an actor that its runtime drops before it has run once. `panics` ends this process if that panics.
+#[test]
+fn a_runtime_that_ends_while_runs_begin_panics_nowhere() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        sim.store.set_delay(millis(200));
+        let keys: Vec<_> = (0..100).map(|number| key(&format!("chat-{number}"))).collect();
+        join_all(keys.iter().map(|key| supervisor.acquire(key).into_future())).await
     });
 }

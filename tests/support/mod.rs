@@ -14,6 +14,7 @@ pub mod history;
 #[cfg(feature = "testing")]
 pub mod memory_backend;
 pub mod operating;
+pub mod panics;
 #[cfg(feature = "postgres")]
 pub mod pgbouncer;
 #[cfg(feature = "postgres")]

@@ -18,9 +18,10 @@ use tokio::{
 use super::{Request, Sent};
 use crate::{
     actor::{
-        call::{answer, backoff},
+        call::answer,
         pool::{Lent, Pool, Urgency},
     },
+    backoff::backoff,
     clock::SharedClock,
     session::SessionKey,
     store::{
@@ -141,7 +142,7 @@ async fn attempt<V: Verb>(
         batch.into_iter().map(|r| (r.item, (r.alone, r.sent, r.reply))).unzip();
     askers.iter().for_each(|(_, sent, _)| sent.store(true, Ordering::Relaxed));
     // Read before the statement is sent, because trust counts from here (invariant I2).
-    let at = clock.now();
+    let sent_at = clock.now();
     let call = answer(pool.location(), within, V::call(lent.connection(), &items));
     let answered = match V::URGENCY {
         Urgency::Urgent => with_spare(call, &pool).await,
@@ -158,7 +159,7 @@ async fn attempt<V: Verb>(
     lent.give_back_after(&result);
     let request = |(item, (alone, sent, reply))| Request { item, alone, sent, reply };
     let batch = items.into_iter().zip(askers).map(request).collect();
-    let sent = Sent { was_sent: true, at, received_at: clock.now() };
+    let sent = Sent { was_sent: true, sent_at, received_at: clock.now() };
     Returned { batch, sent, result }
 }
 

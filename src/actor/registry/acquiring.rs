@@ -139,7 +139,7 @@ impl Registry {
                 ttl: self.links.run.timing.ttl(),
             },
             lane: self.links.acquires.clone(),
-            means: self.links.means.clone(),
+            keepers: self.links.keepers.clone(),
             timing: self.links.run.timing,
             deadline: Instant::now() + first.until.saturating_since(self.links.run.clock.now()),
             location: self.links.location.clone(),

@@ -10,9 +10,9 @@ use super::{ConfirmAll, LocalSession, Pending, Registry, Running};
 use crate::{
     actor::{
         acquisition::{Acquired, AcquisitionEnd},
-        call::backoff,
         query::{Queries, Query},
     },
+    backoff::backoff,
     end::EndReason,
     error::QueryError,
     run::RunMessage,

@@ -22,7 +22,7 @@ use super::{
     watched::Watched,
 };
 use crate::{
-    actor::call::backoff,
+    backoff::backoff,
     clock::{BootInstant, Reading, SharedClock},
     event::RunEvent,
     session::{SessionKey, SessionStatus},

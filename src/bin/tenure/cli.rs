@@ -1,4 +1,4 @@
-//! What can be written on the command line.
+//! The command line: its options and subcommands, and the text of `--help`.
 
 use std::{
     ffi::OsString,
@@ -31,23 +31,23 @@ pub(crate) struct Global {
     /// SQLite file under the user's state directory.
     #[arg(long, global = true, value_name = "URL", env = "TENURE_DATABASE_URL", hide_env_values = true)]
     pub(crate) database: Option<String>,
-    /// How long to wait for the database at start.
+    /// How long to wait for the database at the start.
     #[arg(long, global = true, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) connect_timeout: Duration,
-    /// Print JSON: one object per line for events, one document for answers.
+    /// Print JSON: one object per line for events, one document for an answer.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Say more on stderr; repeat for more yet.
+    /// Log to stderr; repeat for more detail.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// Say nothing on stderr but errors.
+    /// Print nothing on stderr except errors.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Hold the session while CMD runs, and end CMD with everything it started when the session is lost.
+    /// Hold the session while CMD runs. End CMD, with everything it started, when the session is lost.
     #[cfg(target_os = "linux")]
     #[command(after_help = r#"Example:  tenure run -s nightly -- ./backup.sh --all"#)]
     Run(RunArgs),
@@ -57,26 +57,26 @@ pub(crate) enum Command {
     /// Ask the run that holds a session to stop, wherever it is. Exits 1 when nobody holds it.
     #[command(after_help = r#"Example:  tenure stop -s nightly --reason "maintenance" --wait 30s"#)]
     Stop(StopArgs),
-    /// Show a session now, and a line at every change, until interrupted.
+    /// Print a line about a session now, and a line at every change, until interrupted.
     #[command(after_help = r#"Example:  tenure watch -s nightly"#)]
     Watch(WatchArgs),
     /// Show all sessions that are held.
     #[command(after_help = r#"Example:  tenure list --expired"#)]
     List(ListArgs),
-    /// Inside CMD: say what the run is doing, for those who look.
+    /// Inside CMD: show others what the run is doing.
     #[cfg(unix)]
     #[command(after_help = r#"Example:  tenure phase "waiting for approval""#)]
     Phase(PhaseArgs),
-    /// Set up the database, or print the statements that would.
+    /// Set up the database, or print the statements that would do so.
     #[command(after_help = r#"Example:  tenure migrate --database postgres://owner@db1/app"#)]
     Migrate(MigrateArgs),
-    /// Remove rows of leases that expired at least an hour ago.
+    /// Remove the rows of leases that expired at least an hour ago.
     #[command(after_help = "Example:  tenure sweep")]
     Sweep,
     /// Check database, schema, clocks and commit latency, and say what to change. Exits 0 unless no lease can be held.
     #[command(after_help = r#"Example:  tenure doctor --for 1m"#)]
     Doctor(DoctorArgs),
-    /// Print what makes a shell complete this command's options.
+    /// Print completions for a shell.
     #[command(
         after_help = "Example:  tenure completions bash > ~/.local/share/bash-completion/completions/tenure"
     )]
@@ -88,10 +88,10 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionArgs {
-    /// Whose session.
+    /// The account that the session belongs to.
     #[arg(short, long, default_value = "local", env = "TENURE_ACCOUNT", allow_negative_numbers = true)]
     pub(crate) account: String,
-    /// Which session.
+    /// The name of the session.
     #[arg(short, long, allow_negative_numbers = true)]
     pub(crate) session: String,
 }
@@ -109,30 +109,30 @@ pub(crate) struct RunArgs {
     /// What to do when another run holds the session.
     #[arg(long, value_enum, default_value = "reject")]
     pub(crate) on_busy: OnBusy,
-    /// How long CMD may take to end after it was told to.
+    /// How long CMD may take to end once it was told to.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) stop_grace: Duration,
-    /// How long CMD may run, time in suspend included.
+    /// How long the run may last, time in suspend included.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
     /// The exit code when another run holds the session.
     #[arg(short = 'E', value_name = "CODE", default_value_t = crate::exit::BUSY)]
     pub(crate) busy_code: u8,
-    /// Where events go: a file to append to, or the number of an open descriptor; `-` is stderr, as without it.
+    /// Where events go: a file to append to, or the number of an open descriptor. `-` is stderr, the default.
     #[arg(long, value_name = "PATH|FD")]
     pub(crate) events: Option<PathBuf>,
-    /// Let processes of this name outlive the run, and what they start: a helper that is meant to be shared, such as a
-    /// build daemon. The name is what `ps -o comm` shows. May be given more than once.
+    /// Let processes of this name, and their descendants, outlive the run: helpers that are shared on purpose, such as
+    /// a build daemon. The name is the one that `ps -o comm` shows. May be given more than once.
     #[arg(long, value_name = "NAME")]
     pub(crate) leave: Vec<String>,
-    /// The program to run, and its arguments. One whose name begins with a dash needs `--` before it.
+    /// The program to run, and its arguments. A program whose name begins with a dash needs `--` before it.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) program: Vec<OsString>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OnBusy {
-    /// Give up at once and say who holds it.
+    /// Give up at once and name the holder.
     Reject,
 }
 
@@ -146,13 +146,13 @@ pub(crate) struct StatusArgs {
 pub(crate) struct StopArgs {
     #[command(flatten)]
     pub(crate) session: SessionArgs,
-    /// Only this run: whoever holds the session after it is left alone.
+    /// Stop only this run, and no run that holds the session after it.
     #[arg(long, value_name = "RUN_ID", value_parser = run_id)]
     pub(crate) run: Option<RunId>,
-    /// Why, for those who look: at most 1000 bytes.
+    /// The reason, which the run and others are shown: at most 1000 bytes.
     #[arg(long, value_name = "TEXT", allow_negative_numbers = true)]
     pub(crate) reason: Option<String>,
-    /// Return when the run has ended; exits 75 when it has not by then.
+    /// Wait until the run has ended, for this long at most. Exits 75 when it has not ended by then.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 }
@@ -165,17 +165,17 @@ pub(crate) struct WatchArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Only this account's sessions.
+    /// Show only the sessions of this account.
     #[arg(short, long, allow_negative_numbers = true)]
     pub(crate) account: Option<String>,
-    /// Expired leases too.
+    /// Show expired leases, too.
     #[arg(long)]
     pub(crate) expired: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PhaseArgs {
-    /// At most 64 bytes; empty to say nothing.
+    /// At most 64 bytes. An empty text removes the phase.
     #[arg(allow_negative_numbers = true)]
     pub(crate) text: String,
 }
@@ -187,7 +187,7 @@ pub(crate) struct CompletionsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Of this subcommand; else of the whole.
+    /// The subcommand. Without it, the page is about the whole command.
     #[arg(value_name = "COMMAND")]
     pub(crate) of: Option<String>,
 }
@@ -201,12 +201,13 @@ pub(crate) struct MigrateArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// How long to watch the clocks, at most 1h; the longer, the finer the difference in their rates that shows.
+    /// How long to watch the clocks, at most 1h. A longer time shows a smaller difference in their rates.
     #[arg(long = "for", value_name = "DURATION", default_value = "3s", value_parser = examination)]
     pub(crate) lasting: Duration,
 }
 
-/// `500ms`, `1.5s`, `30s`, `2m`, `1h`, `1d`, and several of them in a row, as durations are shown: `1m 30s`, `1day 2h`.
+/// Parses `500ms`, `1.5s`, `30s`, `2m`, `1h`, `1d`, and several of these in a row. So a duration is accepted in the
+/// form in which the command shows it: `1m 30s`, `1day 2h`.
 fn duration(text: &str) -> Result<Duration, String> {
     let mut rest = text.trim();
     let mut seconds = 0.0;
@@ -247,7 +248,7 @@ fn seconds_of(unit: &str) -> Result<f64, String> {
     })
 }
 
-/// A [`duration`] for which clocks can be watched.
+/// Parses a [`duration`] that an examination may last.
 fn examination(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| match duration <= Examination::LONGEST {
         true => Ok(duration),
@@ -256,7 +257,7 @@ fn examination(text: &str) -> Result<Duration, String> {
 }
 
 impl RunArgs {
-    /// Where events go instead of stderr.
+    /// The file or descriptor that events go to instead of stderr.
     #[cfg(target_os = "linux")]
     pub(crate) fn events(&self) -> Option<&Path> {
         self.events.as_deref().filter(|path| path.as_os_str() != "-")
@@ -264,7 +265,7 @@ impl RunArgs {
 }
 
 impl Command {
-    /// Whether it tells events, on stderr unless they go elsewhere, and leaves stdout to CMD.
+    /// Whether the subcommand writes events and leaves stdout to CMD.
     pub(crate) fn has_events(&self) -> bool {
         #[cfg(target_os = "linux")]
         return matches!(self, Self::Run(_));
@@ -273,7 +274,7 @@ impl Command {
     }
 }
 
-/// What a command line that cannot be parsed asks for, as far as it can be told.
+/// The form of output that a command line asks for, found without parsing it: it may have errors.
 pub(crate) struct WantedOutput {
     pub(crate) json: bool,
     pub(crate) has_events: bool,
@@ -292,39 +293,6 @@ pub(crate) fn wanted_output(args: impl Iterator<Item = OsString>) -> WantedOutpu
         }
     }
     WantedOutput { json, has_events: command.is_some_and(|command| command == "run") }
-}
-
-/// Text with the password of every URL in it masked.
-pub(crate) fn without_passwords(text: &str) -> String {
-    without_password_parameters(&without_login_passwords(text))
-}
-
-/// `password=…` and its kind, in a URL or not, up to what ends a parameter or a word.
-fn without_password_parameters(text: &str) -> String {
-    let lower = text.to_ascii_lowercase();
-    let Some(at) = ["password=", "secret=", "_key="]
-        .iter()
-        .filter_map(|name| Some(lower.find(name)? + name.len()))
-        .min()
-    else {
-        return text.to_owned();
-    };
-    let (before, after) = text.split_at(at);
-    let is_end = |char: char| char.is_whitespace() || matches!(char, '&' | '\'' | '"' | '`');
-    let rest = &after[after.find(is_end).unwrap_or(after.len())..];
-    let mask = if after.starts_with(is_end) || after.is_empty() { "" } else { "***" };
-    format!("{before}{mask}{}", without_password_parameters(rest))
-}
-
-fn without_login_passwords(text: &str) -> String {
-    let Some((before, after)) = text.split_once("://") else { return text.to_owned() };
-    let is_end = |char: char| char.is_whitespace() || matches!(char, '\'' | '"' | '`');
-    let (url, rest) = after.split_at(after.find(is_end).unwrap_or(after.len()));
-    let masked = match url.rsplit_once('@').and_then(|(user, host)| Some((user.split_once(':')?.0, host))) {
-        Some((user, host)) => format!("{user}:***@{host}"),
-        None => url.to_owned(),
-    };
-    format!("{before}://{masked}{}", without_login_passwords(rest))
 }
 
 #[cfg(test)]
@@ -373,23 +341,6 @@ mod tests {
         for seconds in [0.4, 27.1, 59.9, 60.0, 182.0, 3_600.0, 86_400.0, 93_784.0, 2_592_000.0] {
             let shown = crate::show::short(Duration::from_secs_f64(seconds));
             assert_eq!(duration(&shown), Ok(Duration::from_secs_f64(seconds)), "{shown}");
-        }
-    }
-
-    #[test]
-    fn passwords_are_masked_and_nothing_else() {
-        for (text, shown) in [
-            ("no url", "no url"),
-            ("'postgres://u:p@h/d' found", "'postgres://u:***@h/d' found"),
-            ("a://u:p@q@h b://v:w@h", "a://u:***@h b://v:***@h"),
-            ("--x=postgres:///d?user=u&password=p&port=1", "--x=postgres:///d?user=u&password=***&port=1"),
-            ("'postgres://u:p@h/d?sslpassword=p' 'b'", "'postgres://u:***@h/d?sslpassword=***' 'b'"),
-            ("postgres://h/d?PASSWORD=a@b", "postgres://h/d?PASSWORD=***"),
-            ("host=h password=p dbname=d", "host=h password=*** dbname=d"),
-            ("the password=", "the password="),
-            ("postgres://u@h:5432/d sqlite:///a:b", "postgres://u@h:5432/d sqlite:///a:b"),
-        ] {
-            assert_eq!(without_passwords(text), shown);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which database, and how it is opened: written by `run`, only read by those that look.
+//! Which database a command uses, and how it opens it: `run` may create the database, commands that look may not.
 
 use std::{
     env, fs,
@@ -18,15 +18,16 @@ use crate::{
 /// The database that the command works with.
 pub(crate) struct Database {
     url: String,
-    /// Nobody has named it: the embedded default.
+    /// Whether no URL was given, so that this is the default file.
     is_default: bool,
 }
 
 impl Database {
-    /// `--database`, else `TENURE_DATABASE_URL`, else that of the run around this process, else the embedded default.
+    /// The URL is that of `--database`, else of `TENURE_DATABASE_URL`, else of the run around this process, else of the
+    /// default file.
     pub(crate) fn of(global: &Global) -> Result<Self, Failure> {
         match global.database.clone() {
-            // A variable that was to hold it and is not set: the local file would be somebody else's.
+            // Likely a shell variable that is not set. The default file would be the wrong database.
             Some(url) if url.trim_ascii().is_empty() => Err(Failure::new(CONFIGURATION, EMPTY)),
             Some(url) => {
                 warn(global, &url);
@@ -39,13 +40,13 @@ impl Database {
         }
     }
 
-    /// For a command that may create what is not there.
+    /// For a command that may create the database.
     pub(crate) fn writing(&self) -> Result<LeaseSupervisorBuilder, Failure> {
         self.make_directory()?;
         Ok(builder(&self.url))
     }
 
-    /// Makes the directory of the embedded default, and of no other file.
+    /// Creates the directory of the default file. For another file, a missing directory is an error.
     pub(crate) fn make_directory(&self) -> Result<(), Failure> {
         if let Some(file) = self.file()?
             && let Some(directory) = file.parent()
@@ -56,17 +57,17 @@ impl Database {
         Ok(())
     }
 
-    /// For a command that only looks: `None` when there is no such file, which is then not created.
+    /// For a command that only looks, and never creates a file: `None` when there is no such file.
     pub(crate) fn looking(&self) -> Result<Option<LeaseSupervisorBuilder>, Failure> {
         Ok(self.is_there()?.then(|| builder(&self.url).looking_only()))
     }
 
-    /// For a command that changes what is there, and creates nothing: `None` when there is no such file.
+    /// For a command that changes an existing database, and creates none: `None` when there is no such file.
     pub(crate) fn asking(&self) -> Result<Option<LeaseSupervisorBuilder>, Failure> {
         if !self.is_there()? {
             return Ok(None);
         }
-        // An empty file is not made a database.
+        // Without this, an empty file would get a schema.
         #[cfg(feature = "sqlite")]
         if let Ok(file) = store::SqliteStore::new(&self.url) {
             let store = std::sync::Arc::new(file.without_creating());
@@ -75,7 +76,7 @@ impl Database {
         Ok(Some(builder(&self.url)))
     }
 
-    /// By which a file that takes the place of this one is told from it.
+    /// Identifies the SQLite file, so that a later file at the same path is told from it.
     #[cfg(target_os = "linux")]
     pub(crate) fn mark(&self) -> Option<FileMark> {
         let path = self.file().ok()??;
@@ -89,7 +90,7 @@ impl Database {
     }
 
     fn is_there(&self) -> Result<bool, Failure> {
-        // One in a directory that is closed to this user may well be there.
+        // A file in a directory that this user may not search may exist.
         Ok(self.file()?.is_none_or(|file| file.try_exists().unwrap_or(true)))
     }
 
@@ -101,7 +102,7 @@ impl Database {
         &self.url
     }
 
-    /// The URL for a process that may work in another directory.
+    /// The URL, with an absolute path, for a process that may have another working directory.
     #[cfg(target_os = "linux")]
     pub(crate) fn absolute_url(&self) -> String {
         #[cfg(feature = "sqlite")]
@@ -118,14 +119,14 @@ impl Database {
         Some(url_of_file(file.path().to_str()?) + &options)
     }
 
-    /// For people: without a password.
+    /// The database as it is shown to people: without a password.
     pub(crate) fn location(&self) -> Result<String, Failure> {
         Ok(store::open(&self.url)?.location().to_owned())
     }
 
-    /// The file, if it is one.
+    /// The path of the database if it is a SQLite file.
     fn file(&self) -> Result<Option<PathBuf>, StoreError> {
-        // Says what is wrong with a URL before any of it is believed.
+        // Reports a bad URL before any part of it is used.
         store::open(&self.url)?;
         #[cfg(feature = "sqlite")]
         if let Ok(file) = store::SqliteStore::new(&self.url) {
@@ -147,7 +148,7 @@ impl Database {
     }
 }
 
-/// A file as it was at the start of a run.
+/// The identity of a file at the start of a run.
 #[cfg(target_os = "linux")]
 pub(crate) struct FileMark {
     path: PathBuf,
@@ -156,7 +157,7 @@ pub(crate) struct FileMark {
 
 #[cfg(target_os = "linux")]
 impl FileMark {
-    /// What has become of the file, or of its log, if something has.
+    /// Says what has happened to the file or its log since then; `None` if nothing has.
     pub(crate) fn change(&self) -> Option<String> {
         let file = printable_path(&self.path);
         match id_of(&self.path) {
@@ -173,7 +174,7 @@ impl FileMark {
     }
 }
 
-/// Device and number of a file, wherever links lead.
+/// Device and inode number of a file. Symbolic links are followed.
 #[cfg(target_os = "linux")]
 fn id_of(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt as _;
@@ -181,7 +182,7 @@ fn id_of(path: &Path) -> Option<(u64, u64)> {
     fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// The database of the run around this process.
+/// The database of the run around this process, if there is such a run.
 fn around() -> Result<Option<String>, Failure> {
     #[cfg(unix)]
     return crate::side::database();
@@ -189,7 +190,7 @@ fn around() -> Result<Option<String>, Failure> {
     Ok(None)
 }
 
-/// What of the URL is left aside. The log says so, too, and a reader of JSON is told by `doctor`.
+/// Warns of parameters of the URL that are ignored. With `-v` the log does so, and with `--json` `doctor` does.
 fn warn(global: &Global, url: &str) {
     let is_heard = global.verbose == 0 && !global.quiet && !global.json;
     if let Some(remark) = store::open(url).ok().and_then(|store| store.remark()).filter(|_| is_heard) {
@@ -197,7 +198,7 @@ fn warn(global: &Global, url: &str) {
     }
 }
 
-/// One connection is enough for one run, and many such commands may share a database.
+/// One connection is enough for one run. Many such commands may use one server, so each takes as few as it can.
 fn builder(url: &str) -> LeaseSupervisorBuilder {
     LeaseSupervisor::builder(url).connections(Connections::Shared)
 }
@@ -225,7 +226,7 @@ fn default_url() -> Result<String, Failure> {
 
 #[cfg(feature = "sqlite")]
 fn url_of_file(path: &str) -> String {
-    // What would mean something else in a URL.
+    // These characters have a meaning in a URL.
     format!("sqlite://{}", path.replace('%', "%25").replace('?', "%3f").replace('#', "%23"))
 }
 

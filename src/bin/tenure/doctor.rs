@@ -1,4 +1,4 @@
-//! `tenure doctor`: how fit the database is, and what to change.
+//! `tenure doctor`: examines the database, and says what to change.
 
 use serde_json::{Map, Value, json};
 use tenure::{
@@ -44,7 +44,7 @@ fn to_json(diagnosis: &Diagnosis) -> Value {
     })
 }
 
-/// One line for each finding, and one below it for the advice.
+/// One line for each finding, and one below it for its advice.
 fn to_lines(diagnosis: &Diagnosis) -> String {
     let mut lines = format!("{}\n", diagnosis.location);
     for Finding { check, verdict, found, advice, .. } in &diagnosis.findings {

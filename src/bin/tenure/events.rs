@@ -1,4 +1,4 @@
-//! What `run` tells: a line per event, or a JSON object per line.
+//! The events of `run`: one line, or one JSON object, for each.
 
 use std::{
     cell::OnceCell,
@@ -16,23 +16,23 @@ use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus, printable
 
 use crate::{exit::Failure, inherited, lines::Lines, show};
 
-/// Nothing that keeps the lease ever waits for whoever reads events.
+/// Writes events. It never blocks, so a slow reader cannot delay a renewal.
 pub(crate) struct Events {
     lines: Lines,
     json: bool,
     quiet: bool,
     key: SessionKey,
-    /// From the grant on.
+    /// Set from the grant on.
     run: OnceCell<RunId>,
 }
 
-/// Something to tell.
+/// An event.
 pub(crate) enum Event<'a> {
     Acquired {
         run: &'a Run,
         holder: &'a str,
         ttl: Duration,
-        /// Without a password.
+        /// The database's location, without a password.
         database: &'a str,
     },
     Busy {
@@ -44,7 +44,7 @@ pub(crate) enum Event<'a> {
         cause: Option<&'a str>,
     },
     Recovered,
-    /// This command is about to be stopped, as CMD is.
+    /// CMD was stopped, and this command stops next.
     Suspended {
         trusted_for: Duration,
     },
@@ -54,36 +54,36 @@ pub(crate) enum Event<'a> {
         exit_code: u8,
         released: bool,
     },
-    /// A process outlives the run by permission.
+    /// A process outlives the run, as `--leave` allows.
     Left {
         pid: u32,
         name: &'a str,
     },
-    /// For people only.
+    /// A remark for people. It has no JSON form.
     Note(&'a str),
-    /// Even when only errors are wanted.
+    /// Written with `--quiet`, too.
     Failed(&'a Failure),
 }
 
-/// Why a run ends, as far as it is known and applies.
+/// Why a run ends. Fields that do not apply are `None`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Why<'a> {
-    /// One word.
+    /// The reason, as one word.
     pub(crate) reason: &'a str,
-    /// Who asked.
+    /// Who asked the run to stop.
     pub(crate) by: Option<&'a str>,
-    /// In the words of whoever asked.
+    /// The reason that they gave.
     pub(crate) why: Option<&'a str>,
     /// The limit that was reached.
     pub(crate) limit: Option<Duration>,
-    /// When the lease was confirmed last, by the local clock, where it is lost because it was not again.
+    /// After a loss, when the last confirmed renewal was sent, by the local clock.
     pub(crate) confirmed_at: Option<SystemTime>,
-    /// What stood against it.
+    /// After a loss, the error of the last renewal.
     pub(crate) cause: Option<&'a str>,
 }
 
 impl Events {
-    /// To stderr, to a file that is appended to, or to an open descriptor given by its number.
+    /// Writes to stderr, appends to a file, or writes to an open descriptor that is given by its number.
     pub(crate) fn open(to: Option<&Path>, json: bool, quiet: bool, key: SessionKey) -> io::Result<Self> {
         let output: Box<dyn Write + Send> = match to {
             None => Box::new(io::stderr()),
@@ -114,7 +114,7 @@ impl Events {
         self.lines.send((line + "\n").into_bytes());
     }
 
-    /// Waits a little for what is still to be written.
+    /// Waits a little until all lines are written.
     pub(crate) fn flush(&self) {
         self.lines.finish();
     }
@@ -170,7 +170,7 @@ impl Events {
     }
 }
 
-/// An event's name and its own fields; `None` of what is for people only.
+/// The name of an event and its own fields; `None` for a remark for people.
 fn fields_of(event: &Event<'_>, key: &SessionKey) -> Option<(&'static str, Value)> {
     Some(match event {
         Event::Acquired { run, holder, ttl, database } => {
@@ -234,14 +234,15 @@ impl fmt::Display for Why<'_> {
     }
 }
 
-/// What was not confirmed, since when, and why.
+/// Says since when no renewal was confirmed, and why.
 fn unconfirmed(since: Option<SystemTime>, cause: Option<&str>) -> String {
     let since = since.map(|at| format!(" since {}", show::rfc3339(at))).unwrap_or_default();
     let cause = cause.map(|cause| format!(" ({})", printable(cause))).unwrap_or_default();
     format!(": no renewal of the lease was confirmed{since}{cause}")
 }
 
-/// A FIFO that nobody reads is an error: to wait for a reader would be to wait with nothing started, without end.
+/// Opens a file to append to. A FIFO without a reader is an error: otherwise the command would wait for a reader for
+/// ever.
 fn open_to_append(path: &Path) -> io::Result<File> {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = OpenOptions::new().append(true).create(true).custom_flags(nonblocking).open(path)?;
@@ -249,7 +250,7 @@ fn open_to_append(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Who asked for the end, and why, if somebody did.
+/// Who asked the run to stop, and why, if somebody did.
 pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
     match reason {
         EndReason::Stopped { by, reason } => (by.as_deref(), reason.as_deref()),
@@ -257,7 +258,7 @@ pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
     }
 }
 
-/// One word for scripts.
+/// The reason as one word, for scripts.
 pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::Completed => "completed",

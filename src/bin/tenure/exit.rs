@@ -1,4 +1,4 @@
-//! Exit codes, and the failures that lead to them.
+//! Exit codes, and the failures that cause them.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use tenure::{AcquireError, Closed, ConfigError, InvalidText, QueryError, StartEr
 pub(crate) const NOT_HELD: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The guardian was killed: how CMD ended is not known.
+/// The guardian was killed or did not answer: how CMD ended is not known.
 #[cfg(target_os = "linux")]
 pub(crate) const FAILED: u8 = 70;
-/// Another run holds the session, or a wait for its end ran out.
+/// Another run holds the session, or `stop --wait` ran out of time.
 pub(crate) const BUSY: u8 = 75;
 #[cfg(target_os = "linux")]
 pub(crate) const LOST: u8 = 76;
@@ -30,13 +30,13 @@ pub(crate) const NOT_FOUND: u8 = 127;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     Code(u8),
-    /// By this signal, so that a shell that runs a script stops as well.
+    /// This process kills itself by this signal, so that a shell that runs a script stops as well.
     #[cfg(target_os = "linux")]
     Signal(i32),
 }
 
 impl Exit {
-    /// What others read as the exit code.
+    /// The exit code that a shell shows.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Code(code) => code,
@@ -51,8 +51,8 @@ pub(crate) fn by_signal(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)
 }
 
-/// Why the command ends without having done what it was asked. For people it is one sentence: what is wrong, and
-/// behind a semicolon what to do about it.
+/// Why the command has not done what it was asked to. As text it is one sentence: what is wrong, and after a semicolon
+/// what to do about it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -69,7 +69,7 @@ impl Failure {
         }
     }
 
-    /// What the parser of the command line says: a line, and paragraphs of help.
+    /// From the text of the command line's parser: the error, an empty line, and paragraphs of help.
     pub(crate) fn usage(text: &str) -> Self {
         let text = text.trim();
         let (error, remedy) = text.split_once("\n\n").unwrap_or((text, ""));
@@ -78,7 +78,7 @@ impl Failure {
         Self { code: USAGE, error: one_line(error.trim_start_matches("error: ")), remedy }
     }
 
-    /// The one JSON form of a failure, wherever it appears.
+    /// The JSON form of a failure, the same wherever it appears.
     pub(crate) fn to_json(&self) -> Value {
         json!({ "event": "failed", "code": self.code, "error": self.error, "remedy": self.remedy })
     }

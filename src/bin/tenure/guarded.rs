@@ -1,6 +1,6 @@
-//! CMD under its guardian, as the command sees it.
+//! The command's side of the guardian: starts it, gives it orders, and reads its reports.
 
-// By its path, since a test takes this file in from elsewhere.
+// With a path, because a test includes this file from another directory.
 #[path = "guarded/answers.rs"]
 mod answers;
 
@@ -48,19 +48,19 @@ use crate::{
     wire::{Deadlines, GUARDIAN, Order, Report, Setup, ToldBy, take_line},
 };
 
-/// How long a last look at what the guardian has said may take, before it counts as lost.
+/// How long the last attempt to read a report takes, before the guardian counts as lost.
 const LAST_LOOK: Duration = Duration::from_millis(20);
 /// How long the guardian may take to end after its last report.
 const LAST_BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How often the clock is read where it cannot be waited for.
+/// How often the clock is read if the timer fails.
 const CLOCK_STEP: Duration = Duration::from_millis(500);
 
-/// What to start.
+/// What the guardian is started with.
 #[derive(Debug)]
 pub(crate) struct GuardPlan {
     /// This binary: `/proc/self/exe` is right even when the file was replaced meanwhile.
     pub(crate) binary: PathBuf,
-    /// What others see the guardian as.
+    /// The name that `ps` shows for the guardian.
     pub(crate) title: String,
     pub(crate) setup: Setup,
     /// CMD and its arguments.
@@ -69,7 +69,7 @@ pub(crate) struct GuardPlan {
     pub(crate) environment: Vec<(OsString, Option<OsString>)>,
 }
 
-/// CMD, guarded. Dropping it is a stop: the guardian then ends the tree on its own.
+/// Gives orders to the guardian of CMD. When it is dropped, the guardian ends CMD's tree on its own.
 #[derive(Debug)]
 #[must_use = "dropping it ends CMD"]
 pub(crate) struct Guarded {
@@ -77,18 +77,19 @@ pub(crate) struct Guarded {
     shared: Arc<GivenOrders>,
 }
 
-/// What those who give orders and those who read reports share.
+/// The state that [`Guarded`] and [`Reports`] share.
 #[derive(Debug, Default)]
 struct GivenOrders {
-    /// In nanoseconds of the boot clock.
+    /// When CMD is killed, in nanoseconds of the boot clock.
     kill_at: AtomicU64,
-    /// Orders given.
+    /// How many orders were given.
     orders: AtomicU64,
-    /// The tree is to end, and the guardian has work to do without further orders.
+    /// Whether the guardian was told to end the tree. From then on it has work to do without further orders.
     is_stopping: AtomicBool,
 }
 
-/// What the guardian reports. To be read all the time: this is also what replaces a guardian that is lost.
+/// The reports of the guardian. They must be read all the time: [`next`](Self::next) also notices a guardian that is
+/// lost, and then does its work.
 #[derive(Debug)]
 pub(crate) struct Reports {
     socket: OwnedReadHalf,
@@ -96,8 +97,8 @@ pub(crate) struct Reports {
     shared: Arc<GivenOrders>,
     answers: Answers,
     timer: AsyncFd<Timer>,
-    /// How long past the kill instant the guardian may stay silent, before it counts as lost: half of what then is
-    /// left until another run can start.
+    /// How long after the kill instant the guardian may stay silent before it counts as lost: half of the time that is
+    /// then left until another run can start.
     silence: Duration,
     guardian: GuardianHandle,
     tree: ProcessTree,
@@ -109,26 +110,26 @@ pub(crate) struct Reports {
 #[derive(Debug)]
 struct GuardianHandle {
     child: std::process::Child,
-    /// Where the kernel has none, nobody continues a stopped guardian.
+    /// `None` on a kernel without pidfds. A stopped guardian is then not continued.
     handle: Option<OwnedFd>,
 }
 
-/// The command does the guardian's work.
+/// The command ends the tree itself, because the guardian is lost.
 struct Rescue {
-    /// Its end is no news of CMD's.
+    /// The guardian's process id. Its end is not reported as one of CMD's processes.
     guardian: u32,
     tree: ProcessTree,
     end: Pin<Box<dyn Future<Output = TreeEnd> + Send>>,
     unsaid: Vec<Report>,
 }
 
-/// Starts the guardian and, waiting for [`go`](Guarded::go), CMD's process.
+/// Starts the guardian, and CMD's process, which waits for [`go`](Guarded::go).
 ///
-/// Needs a tokio runtime, and a process that starts no other children: when the guardian is lost, all that is
-/// below this process is ended. A signal that was ignored when this process started must still be (`nohup`):
-/// CMD inherits that. In a process that ignores SIGCHLD, nothing else may wait for children.
+/// Needs a tokio runtime. The calling process must start no other children: when the guardian is lost, all descendants
+/// of the process are ended. A signal that was ignored when the process started (`nohup`) must still be ignored,
+/// because CMD inherits that. In a process that ignores SIGCHLD, nothing else may wait for children.
 pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
-    // What a killed guardian leaves comes to us.
+    // If the guardian is killed, this process becomes the parent of what it leaves.
     become_subreaper()?;
     let (ours, theirs) = StdStream::pair()?;
     ours.set_nonblocking(true)?;
@@ -166,22 +167,22 @@ pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
     Ok((guarded, reports))
 }
 
-/// Orders never wait. An error means that the guardian is lost; the reports tell what follows from it.
+/// Orders never block. An error means that the guardian is lost; [`Reports::next`] then says so.
 impl Guarded {
-    /// Starts CMD, unless it was stopped or trust has ended. The terminal is given away before this, when the
+    /// Starts CMD, unless a stop was ordered or trust has ended. CMD is given the terminal before this, when the
     /// guardian is [`Ready`](Report::Ready).
     pub(crate) fn go(&self) -> io::Result<()> {
         self.order(Order::Go)
     }
 
-    /// Tells of a renewal.
+    /// Tells the guardian of a renewal.
     pub(crate) fn trust(&self, trust: Deadlines) -> io::Result<()> {
         self.shared.kill_at.store(trust.kill_at.as_nanos(), Ordering::Relaxed);
         self.order(Order::Trust(trust))
     }
 
-    /// Ends the tree: asked first, killed after the grace, or at the kill instant when that comes first. A second
-    /// stop can only shorten the grace.
+    /// Ends the tree: tells it to end, and kills it after the grace or at the kill instant, whichever comes first. A
+    /// second stop can only shorten the grace.
     pub(crate) fn stop(&self, grace: Duration, told_by: ToldBy) -> io::Result<()> {
         self.shared.is_stopping.store(true, Ordering::Relaxed);
         self.order(Order::Stop { grace, told_by })
@@ -200,8 +201,8 @@ impl Guarded {
     fn order(&self, order: Order) -> io::Result<()> {
         self.shared.orders.fetch_add(1, Ordering::Relaxed);
         let line = format!("{order}\n");
-        // Past the runtime, which knows of a new socket only after a while that it can be written, and refuses until
-        // then. The buffer holds thousands of lines, so it takes a line whole or the guardian does not read any more.
+        // Written without tokio, which refuses to write to a new socket until it has found it writable. The socket's
+        // buffer holds thousands of lines: if it does not take a whole line, the guardian does not read any more.
         match rustix::io::write(self.orders.as_ref(), line.as_bytes())? {
             written if written == line.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
@@ -231,7 +232,7 @@ impl Reports {
                         self.is_over = report == Report::TreeEmpty;
                         return Some(report);
                     }
-                    // From the same binary: an unknown line cannot be.
+                    // Both sides are the same binary, so every line can be parsed.
                     Err(_) => {}
                 }
                 continue;
@@ -241,7 +242,7 @@ impl Reports {
                 biased;
                 read = read_some(&self.socket, &mut self.received) => read.is_err(),
                 () = passed(&mut self.timer, &self.shared.kill_at, self.silence) => {
-                    // What it has said may be here, only not noticed: this process may have been stopped itself.
+                    // If this process was stopped itself, a report may have arrived that it has not read yet.
                     let look = timeout(LAST_LOOK, read_some(&self.socket, &mut self.received)).await;
                     !matches!(look, Ok(Ok(())))
                 }
@@ -264,8 +265,8 @@ impl GuardianHandle {
         ProcStat::of(self.child.id()).is_some_and(|stat| matches!(stat.state, 'T' | 't'))
     }
 
-    /// Whoever is given it after this process, in a container often a program that waits for nobody, would keep it as
-    /// a zombie. It ends by itself, at once after its last report.
+    /// Waits for the guardian's process, which ends right after its last report. Otherwise it could stay as a zombie:
+    /// in a container, the next parent is often a program that does not wait for orphans.
     fn wait_briefly(&mut self) {
         if let Some(handle) = self.handle.as_ref().filter(|_| matches!(self.child.try_wait(), Ok(None))) {
             let _ = poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&LAST_BREATH));
@@ -273,7 +274,7 @@ impl GuardianHandle {
         let _ = self.child.try_wait();
     }
 
-    /// Lets it go on, if somebody has stopped it.
+    /// Continues the guardian, in case it was stopped.
     fn wake(&self) {
         if let Some(handle) = &self.handle {
             let _ = pidfd_send_signal(handle, Signal::CONT);
@@ -319,7 +320,7 @@ impl std::fmt::Debug for Rescue {
     }
 }
 
-/// Waits for more; an error at the end.
+/// Waits for more bytes and reads them. The end of the file is an error.
 async fn read_some(socket: &OwnedReadHalf, received: &mut Vec<u8>) -> io::Result<()> {
     loop {
         socket.readable().await?;
@@ -336,7 +337,7 @@ async fn read_some(socket: &OwnedReadHalf, received: &mut Vec<u8>) -> io::Result
     }
 }
 
-/// Waits until the kill instant has passed, wherever renewals move it meanwhile.
+/// Waits until `silence` after the kill instant, which renewals may move meanwhile.
 async fn passed(timer: &mut AsyncFd<Timer>, kill_at: &AtomicU64, silence: Duration) {
     loop {
         let overdue_at = BootInstant::from_nanos(kill_at.load(Ordering::Relaxed)) + silence;
@@ -346,7 +347,7 @@ async fn passed(timer: &mut AsyncFd<Timer>, kill_at: &AtomicU64, silence: Durati
         timer.get_mut().arm(Some(overdue_at));
         match timer.readable().await {
             Ok(mut ready) => ready.clear_ready(),
-            // It is not the timer that decides.
+            // The clock decides, not the timer.
             Err(_) => tokio::time::sleep(CLOCK_STEP).await,
         }
     }

@@ -1,13 +1,14 @@
-//! The guardian: a process between the command and CMD, which ends CMD's tree whatever happens to the command.
+//! The guardian: a process between the command and CMD. It ends CMD's tree, whatever happens to the command.
 //!
-//! It is CMD's parent and the sub-reaper of all below; nothing that CMD starts leaves it. It ends the tree when
-//! told to, when CMD has ended, when the command has died, and when the boot clock passes the end of trust: a
-//! frozen or starved command cannot keep CMD running. It takes part in nothing else: it has a process group of
-//! its own, blocks every signal that can be blocked, holds none of CMD's files, and waits for nobody.
+//! The guardian is CMD's parent and the sub-reaper of CMD's descendants, so that none of them can leave its tree. It
+//! ends the tree in four cases: it is told to, CMD has ended, the command has died, or the boot clock passes the end of
+//! trust. So a frozen or starved command cannot keep CMD running. The guardian does nothing else: it has a process
+//! group of its own, blocks every signal that can be blocked, holds none of CMD's files, and never blocks on another
+//! process.
 //!
-//! It answers every order, so that the command can tell when it stands still.
+//! It answers every order, so that the command notices when the guardian stands still.
 //!
-//! When the guardian itself is killed, the kernel kills CMD, and the command ends the rest.
+//! When the guardian itself is killed, the kernel kills CMD, and the command ends the rest of the tree.
 
 mod asking;
 mod control;
@@ -43,10 +44,10 @@ use crate::{
 use asking::Asking;
 use control::{Control, Heard};
 
-/// How many killed processes are told by name: a fork bomb has thousands.
+/// How many killed processes are reported by name. A fork bomb has thousands.
 const MOST_NAMED: usize = 20;
 
-/// `tenure __guardian FD …`, see [`wire`](crate::wire).
+/// Runs `tenure __guardian FD …`; [`wire`](crate::wire) documents the arguments.
 pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let control = args.next().and_then(|arg| inherited::take(arg.to_str()?).ok());
     let (Some(control), Ok(setup)) = (control, Setup::from_args(&mut args)) else {
@@ -55,7 +56,7 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     };
     let program = args.collect();
     inherited::hide_arguments();
-    // In the short form of `ps`.
+    // This is the name that `ps -o comm` shows.
     let _ = fs::write("/proc/self/comm", "tenure-guardian");
     match Guardian::start(control.try_clone(), setup, program) {
         Ok(guardian) => guardian.run(),
@@ -70,37 +71,37 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
 
 struct Guardian {
     control: Control,
-    /// Orders so far.
+    /// How many orders have come so far.
     heard: u64,
     gate: Gate,
-    /// CMD's process.
+    /// The id of CMD's process.
     program: u32,
-    /// The same until it was waited for: so long its id is its own.
+    /// The same process, until it was waited for. From then on the id may be another process's.
     child: Option<Pid>,
-    /// Whether CMD's process has become CMD: only then its end is CMD's.
+    /// Whether CMD's process has become CMD. Only then the end of the process is the end of CMD.
     is_program: bool,
     group: Group,
     tree: ProcessTree,
     trust: Deadlines,
     is_overdue: bool,
     grace: Duration,
-    /// CMD was told to end, and nobody else yet.
+    /// CMD was told to end, and the rest of its tree was not told yet.
     asking: Option<Asking>,
     ending: Option<Ending>,
     survivors: Vec<u32>,
     signals: SignalFd,
-    /// A service manager has sent SIGTERM to this process, as to all of its unit.
+    /// A service manager has sent SIGTERM to this process, and so to all processes of its unit.
     is_told_by_manager: bool,
     timer: Timer,
 }
 
-/// The way to CMD's process while that is not CMD yet.
+/// The socket to CMD's process while that process is not CMD yet.
 enum Gate {
-    /// It waits.
+    /// The process waits.
     Shut(UnixStream),
-    /// It was told to become CMD; the socket closes when it has.
+    /// The process was told to become CMD. The socket closes when it has.
     Open(UnixStream),
-    /// It is CMD, could not become it, or never will.
+    /// The process is CMD, could not become CMD, or never will.
     Gone,
 }
 
@@ -145,7 +146,7 @@ impl Guardian {
             is_told_by_manager: false,
             timer,
         };
-        // Whoever reads CMD's output sees its end when CMD closes it.
+        // So the reader of CMD's output sees the end when CMD closes it.
         inherited::let_go_of_input_and_output()?;
         inherited::let_go_of_errors()?;
         guardian.control.say(&Report::Ready(child));
@@ -198,7 +199,7 @@ impl Guardian {
         }
         self.gate = match std::mem::replace(&mut self.gate, Gate::Gone) {
             Gate::Shut(mut gate) => {
-                // When it has died already, its end says so.
+                // An error means that the process has died, which its exit status will tell.
                 let _ = gate.write_all(b"!");
                 Gate::Open(gate)
             }
@@ -206,7 +207,7 @@ impl Guardian {
         };
     }
 
-    /// The boot clock ends what nobody else does. There is no way back from either instant.
+    /// Ends the tree when the boot clock has passed the end of trust. A later renewal cannot undo that.
     fn check_trust(&mut self) {
         let now = SystemClock.now();
         if now >= self.trust.until && !self.is_overdue {
@@ -220,8 +221,8 @@ impl Guardian {
         self.timer.arm(Some(next).filter(|next| *next > now));
     }
 
-    /// Begins to end the tree, or hurries. However long the grace is: renewals go on meanwhile, and when they do not,
-    /// the end of trust shortens it.
+    /// Begins to end the tree, or shortens the grace of an end that has begun. The grace may be longer than trust
+    /// lasts: renewals go on meanwhile, and if they do not, the end of trust shortens the grace.
     fn end(&mut self, grace: Duration) {
         self.asking = None;
         match &mut self.ending {
@@ -234,14 +235,14 @@ impl Guardian {
         }
     }
 
-    /// Whether CMD's process has become CMD.
+    /// Checks whether CMD's process has become CMD, or could not.
     fn look_through_gate(&mut self) {
         let Gate::Open(gate) = &mut self.gate else { return };
         let mut text = [0; 1024];
         let read = match gate.read(&mut text) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            // It died with our word unread: then it was not CMD for long.
+            // The process died before it read the word to go, or soon after.
             Err(_) => 0,
         };
         self.gate = Gate::Gone;
@@ -258,7 +259,7 @@ impl Guardian {
         self.end(Duration::ZERO);
     }
 
-    /// Takes the exit statuses of all children, those adopted too.
+    /// Takes the exit statuses of all children, adopted ones included.
     fn reap(&mut self) {
         self.read_signals();
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
@@ -266,7 +267,7 @@ impl Guardian {
             if self.child != Some(pid) {
                 continue;
             }
-            // It may have become CMD, or failed to, and ended since we looked.
+            // Since the last look the process may have become CMD, or failed to, and then ended.
             self.look_through_gate();
             if status.stopped() || status.continued() {
                 self.tell_job_control(status);
@@ -290,18 +291,18 @@ impl Guardian {
     fn tell_end(&mut self, status: WaitStatus) {
         let report = match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) if self.is_program => Report::Exited(code),
-            // As early as that it is CMD's end all the same, unless it is ours.
+            // A signal before the process became CMD counts as the end of CMD, unless the guardian sent it.
             (None, Some(signal)) if self.is_program || self.ending.is_none() => Report::Signaled(signal),
             _ => return,
         };
         self.control.say(&report);
     }
 
-    /// Says what an ending came to; whether it is over.
+    /// Reports the result of an ending. Returns whether the tree is gone.
     fn settle(&mut self) -> bool {
         self.reap();
         let Some(end) = self.ending.take().map(Ending::finish) else { return false };
-        // A process that never became CMD is none of CMD's.
+        // A process that never became CMD is not reported.
         let killed = end.killed().filter(|process| self.is_program || process.pid != self.program);
         for process in killed.take(MOST_NAMED) {
             self.control.say(&Report::Killed { pid: process.pid, name: process.name.clone() });
@@ -327,7 +328,7 @@ impl Guardian {
         }
     }
 
-    /// Until something happens, or `pause` has passed.
+    /// Waits until something happens, or `pause` has passed.
     fn sleep(&self, pause: Option<Duration>) {
         let mut files =
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.timer.file, PollFlags::IN)];
@@ -341,7 +342,7 @@ impl Guardian {
             tv_sec: pause.as_secs().try_into().unwrap_or(i64::MAX),
             tv_nsec: pause.subsec_nanos().into(),
         });
-        // Whatever woke us, or an interrupted call: the loop looks at everything.
+        // The result does not matter, not even an error: the loop checks everything.
         let _ = poll(&mut files, pause.as_ref());
     }
 }

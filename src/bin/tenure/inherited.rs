@@ -1,6 +1,7 @@
-//! What a process takes over from its parent beyond arguments and environment: descriptors, and how it stands to
-//! signals. CMD gets all of it as this command got it.
-//! The only unsafe code of the command.
+//! What a process inherits from its parent besides arguments and environment: descriptors, and the dispositions and the
+//! mask of signals. CMD gets them as this command got them.
+//!
+//! This file has the only unsafe code of the command.
 
 #![allow(unsafe_code)]
 
@@ -37,10 +38,10 @@ use tokio::io::unix::AsyncFd;
 
 use crate::timer::Timer;
 
-/// Lets a command's process, and no other, have a socket; answers the number to tell it.
+/// Lets the process of a command inherit a socket. Returns the descriptor's number, which the process must be told.
 ///
-/// The flag is cleared after the fork, so that no process started at the same time by another thread gets it.
-/// The socket is closed in this process when the command is dropped.
+/// The close-on-exec flag is cleared after the fork, so that no process that another thread starts inherits the socket.
+/// Dropping the command closes the socket in this process.
 pub(crate) fn leave_open(command: &mut Command, socket: UnixStream) -> String {
     let number = socket.as_raw_fd().to_string();
     let keep = move || Ok(fcntl_setfd(&socket, FdFlags::empty())?);
@@ -49,9 +50,9 @@ pub(crate) fn leave_open(command: &mut Command, socket: UnixStream) -> String {
     number
 }
 
-/// Takes over the socket of this number, which the parent left open; what this process starts does not have it.
+/// Takes the socket of this number, which the parent left open. Child processes do not inherit it.
 ///
-/// To be called once for each number, before anything else opens a file.
+/// Must be called once for each number, before anything else opens a file.
 pub(crate) fn take(number: &str) -> io::Result<UnixStream> {
     let fd: i32 = number.parse().map_err(io::Error::other)?;
     if fd <= 2 || !Path::new("/proc/self/fd").join(number).exists() {
@@ -64,10 +65,10 @@ pub(crate) fn take(number: &str) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Another handle of an open file of this number, whatever it is: a pipe, a terminal, a socket.
+/// Duplicates the open descriptor of this number, which may be a file, a pipe, a terminal or a socket.
 ///
-/// Only of one that the parent left open for writing. What this process opens itself is closed on exec, so the
-/// flag tells them apart.
+/// Refuses a descriptor that the parent did not leave open for writing. This process opens its own descriptors with
+/// close-on-exec, so the flag tells them apart.
 pub(crate) fn duplicate(number: u32) -> io::Result<File> {
     let fd = i32::try_from(number).map_err(io::Error::other)?;
     if !Path::new("/proc/self/fd").join(number.to_string()).exists() {
@@ -83,9 +84,9 @@ pub(crate) fn duplicate(number: u32) -> io::Result<File> {
     Ok(fcntl_dupfd_cloexec(borrowed, 3)?.into())
 }
 
-/// The descriptors from 3 on that the parent left open for this process and for CMD. Dropping them closes them here.
+/// The descriptors from 3 on that the parent left open. CMD inherits them; dropping them closes them in this process.
 ///
-/// To be called once, before a thread is started.
+/// Must be called once, before a thread is started.
 pub(crate) fn take_descriptors() -> Vec<OwnedFd> {
     let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers: Vec<i32> =
@@ -93,7 +94,8 @@ pub(crate) fn take_descriptors() -> Vec<OwnedFd> {
     let is_inherited = |fd: &i32| {
         // SAFETY: only the flags of the number are read; one that is closed meanwhile (the directory's) is an error.
         let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
-        // What this process opens itself is closed on exec, and what was to be closed on exec has not come here.
+        // This process opens its own descriptors with close-on-exec. A descriptor of the parent with that flag is
+        // closed.
         fcntl_getfd(fd).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
     };
     // SAFETY: it is open, and it was before `main`, where nothing in this process owns it.
@@ -103,14 +105,14 @@ pub(crate) fn take_descriptors() -> Vec<OwnedFd> {
 /// Signals as bits: signal n is bit n − 1.
 pub(crate) type SignalBits = u64;
 
-/// How a process stands to signals, beyond handlers, which no program takes over.
+/// The signals that a process blocks and ignores. A program cannot inherit handlers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dispositions {
     pub(crate) blocked: SignalBits,
     pub(crate) ignored: SignalBits,
 }
 
-/// Rust ignores SIGPIPE before `main`.
+/// Whether SIGPIPE was ignored when this process started. The Rust runtime ignores it before `main`.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 #[used]
@@ -118,7 +120,7 @@ static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn(i32, *const *mut libc::c_char) = look_at_the_start;
 
-/// Where the arguments stand, and how many there are.
+/// The arguments in this process's memory, and how many there are.
 static ARGUMENTS: AtomicPtr<*mut libc::c_char> = AtomicPtr::new(ptr::null_mut());
 static ARGUMENT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -128,15 +130,15 @@ extern "C" fn look_at_the_start(count: i32, arguments: *const *mut libc::c_char)
     look_at_sigpipe();
 }
 
-/// Lets others see the name that this process was started by, without its arguments. They must have been taken.
+/// Clears the arguments that `ps` shows, except the name. Must be called after they were read.
 pub(crate) fn hide_arguments() {
     let (arguments, count) = (ARGUMENTS.load(Ordering::Relaxed), ARGUMENT_COUNT.load(Ordering::Relaxed));
     if arguments.is_null() {
         return;
     }
     for index in 1..count {
-        // SAFETY: the C library passes `count` strings, which belong to this process, may be written and last as long as
-        // it. Nothing reads them at the same time: the standard library makes copies, and they have been made.
+        // SAFETY: the C library passes `count` strings, which belong to this process, may be written and last as long
+        // as it. Nothing reads them at the same time: the standard library makes copies, and they have been made.
         unsafe {
             let argument = *arguments.add(index);
             ptr::write_bytes(argument, 0, libc::strlen(argument));
@@ -153,7 +155,7 @@ fn look_at_sigpipe() {
 }
 
 impl Dispositions {
-    /// To be called before this process changes them.
+    /// Must be called before this process changes them.
     pub(crate) fn of_this_process() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bits = |name: &str| {
@@ -166,8 +168,8 @@ impl Dispositions {
         Self { blocked: bits("SigBlk:"), ignored }
     }
 
-    /// Lets a command's program stand to signals like this. What the standard library and this command change on the
-    /// way are SIGPIPE, SIGCHLD and the mask; other signals that were ignored still are.
+    /// Gives the program of a command these dispositions. The standard library and this command have changed only
+    /// SIGPIPE, SIGCHLD and the mask; other signals that were ignored still are.
     pub(crate) fn give_to(self, command: &mut Command) {
         let apply = move || {
             for number in [Signal::SIGPIPE, Signal::SIGCHLD] {
@@ -202,7 +204,7 @@ pub(crate) fn bit(signal: i32) -> SignalBits {
     1 << (signal - 1)
 }
 
-/// Real-time signals too, which have no names.
+/// The set of these signals. Unlike those of nix, it may have real-time signals.
 pub(crate) fn set_of(bits: SignalBits) -> SigSet {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the first call initialises the set, and the others add to it; those of the C library itself it refuses.
@@ -215,30 +217,30 @@ pub(crate) fn set_of(bits: SignalBits) -> SigSet {
     }
 }
 
-/// A signal descriptor that a tokio runtime looks at.
+/// Registers a signal descriptor with the tokio runtime.
 pub(crate) fn watch(file: SignalFd) -> io::Result<AsyncFd<SignalFd>> {
     // SAFETY: it owns its descriptor, and gives the same number as long as it lives.
     Ok(unsafe { AsyncFd::register(file) }?)
 }
 
-/// A timer that a tokio runtime looks at.
+/// Registers a timer with the tokio runtime.
 pub(crate) fn watch_timer(timer: Timer) -> io::Result<AsyncFd<Timer>> {
     // SAFETY: it owns its descriptor, and gives the same number as long as it lives.
     Ok(unsafe { AsyncFd::register(timer) }?)
 }
 
-/// Sends a signal by its number to a process, or to the group that it leads. That it is gone is no error.
+/// Sends a signal, by its number, to a process or to the group that the process leads. Does nothing if it is gone.
 pub(crate) fn pass_on(process: Pid, number: i32, to_group: bool) {
     let target = if to_group { -process.as_raw_pid() } else { process.as_raw_pid() };
     // SAFETY: a system call on numbers; one that is no signal is an error.
     unsafe { libc::kill(target, number) };
 }
 
-/// Ends this process by a signal, as if it had never been caught. Returns where the kernel does not let it: process 1
-/// has no default actions.
+/// Kills this process by a signal, as if the signal had never been caught. Returns only in process 1, which the default
+/// action of a signal does not kill.
 pub(crate) fn die_of(number: i32) {
     let Ok(number) = Signal::try_from(number) else { return };
-    // Who dies of SIGQUIT leaves a core, and CMD has left its own.
+    // SIGQUIT would dump a core of this process. CMD has dumped its own.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     // SAFETY: the default disposition runs no code in this process.
@@ -248,15 +250,15 @@ pub(crate) fn die_of(number: i32) {
     }
 }
 
-/// Makes exit statuses of children available: a parent that ignores SIGCHLD has its children inherit that, and
-/// then the kernel throws statuses away.
+/// Lets this process wait for the exit statuses of its children. A process inherits an ignored SIGCHLD from its parent,
+/// and the kernel then discards the statuses.
 pub(crate) fn keep_exit_statuses() -> io::Result<()> {
     // SAFETY: the default disposition runs no code in this process.
     unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
     Ok(())
 }
 
-/// Closes this process's own standard input and output, which are CMD's now.
+/// Points this process's standard input and output to /dev/null, since they are CMD's now.
 pub(crate) fn let_go_of_input_and_output() -> io::Result<()> {
     let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     dup2_stdin(&null)?;

@@ -1,5 +1,5 @@
-//! The process that becomes CMD: it is there early, so that the terminal can be given to it, and turns into CMD
-//! when told so.
+//! The process that becomes CMD. It is started early, so that the terminal can be given to it, and becomes CMD when the
+//! guardian tells it to.
 
 use std::{
     env,
@@ -16,18 +16,18 @@ use crate::{
     wire,
 };
 
-/// By which a service manager names the process that its words are for.
+/// Variables in which a service manager names the process that other variables are for.
 const NAMED_BY_MANAGERS: [&str; 3] = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"];
-/// The same in another form, which cannot be made for a process by itself; it may be missing.
+/// The same as a pidfd's id, which a process cannot find out about itself. The variable is optional.
 const LISTEN_PIDFD: &str = "LISTEN_PIDFDID";
 
-/// The command that starts this; CMD and its arguments are to be added.
+/// The command that starts this process. The caller adds CMD and its arguments.
 pub(crate) fn command(gate: UnixStream, dispositions: Dispositions) -> Command {
-    // The very file that this process runs, even when it was replaced meanwhile.
+    // The file that this process runs, even if it was replaced at its path.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("tenure").arg(wire::LAUNCH);
     let gate = inherited::leave_open(&mut command, gate);
-    // This process is the guardian, and its parent the one that people have started.
+    // This process is the guardian. Its parent is the command.
     let outer = getppid().map_or(0, |parent| parent.as_raw_pid());
     command.args([gate, std::process::id().to_string(), outer.to_string(), dispositions.to_string()]);
     command
@@ -41,14 +41,14 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     else {
         return ExitCode::from(64);
     };
-    // It outlives the exec, unless CMD is set-user-id.
+    // This setting outlives the exec, unless CMD is set-user-id.
     let is_tied = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
     let parent = getppid().map(|parent| parent.as_raw_pid().to_string());
-    // The guardian may have died before the tie was made.
+    // The guardian may have died before the setting was made.
     if !is_tied || parent.as_ref() != Some(&guardian) {
         return ExitCode::FAILURE;
     }
-    // The guardian blocks all, and CMD shall see every one.
+    // The guardian blocks all signals, and CMD must not inherit that.
     let is_open = inherited::set_of(dispositions.blocked).thread_set_mask().is_ok();
     if !is_open || gate.read_exact(&mut [0]).is_err() {
         return ExitCode::FAILURE;
@@ -59,13 +59,12 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     point_to_this_process(&mut command, &outer);
     let error = command.exec();
     let errno = error.raw_os_error().unwrap_or(0);
-    // In one piece, since the guardian reads once. One that does not listen any more has died, and this process
-    // with it.
+    // One write, because the guardian reads once. An error means that the guardian has died, and so will this process.
     let _ = gate.write_all(format!("{errno} {error}").as_bytes());
     ExitCode::FAILURE
 }
 
-/// What points to the process that people have started means CMD.
+/// Lets variables that name the command's process name CMD's process instead.
 fn point_to_this_process(command: &mut Command, outer: &str) {
     for name in NAMED_BY_MANAGERS {
         if env::var(name).is_ok_and(|pid| pid == outer) {

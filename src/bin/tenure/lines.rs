@@ -1,4 +1,4 @@
-//! Lines for a reader who may be slow, or not read at all: whoever writes never waits.
+//! Writes lines without blocking the caller, even if the reader is slow or does not read at all.
 
 use std::{
     io::{self, Write},
@@ -13,10 +13,10 @@ use std::{
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that may wait for a slow reader; what comes beyond is dropped.
+/// How many lines may wait for a slow reader. Further lines are dropped.
 const WAITING: usize = 1_024;
 
-/// How long the last lines may take to be read at the end.
+/// How long to wait at the end for the last lines to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Writes lines from a thread of its own. Clones write to the same place.
@@ -42,7 +42,7 @@ impl Lines {
         }
     }
 
-    /// Waits a little for what is still to be written.
+    /// Waits until all lines are written, though no longer than [`LAST_WORDS`].
     pub(crate) fn finish(&self) {
         let until = Instant::now() + LAST_WORDS;
         while self.unwritten.load(Ordering::Relaxed) > 0 && Instant::now() < until {
@@ -51,16 +51,16 @@ impl Lines {
     }
 }
 
-/// A line is one write, so that lines of several processes in one file do not mix.
+/// Writes each line by one call, so that lines of several processes in one file do not mix.
 fn write(lines: &Receiver<Vec<u8>>, mut output: Box<dyn Write + Send>, unwritten: &AtomicUsize) {
     for line in lines {
-        // Whoever reads has gone, at worst.
+        // An error means that nobody reads any more.
         let _ = output.write_all(&line).and_then(|()| output.flush());
         unwritten.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// For logs, each of which comes as one write.
+/// For log records, each of which is one write.
 impl Write for &Lines {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.send(bytes.to_vec());

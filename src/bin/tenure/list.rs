@@ -1,4 +1,4 @@
-//! `tenure list`: all sessions.
+//! `tenure list`: shows all sessions.
 
 use std::time::Duration;
 

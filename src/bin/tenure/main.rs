@@ -1,8 +1,9 @@
 //! The command `tenure`: holds a session while a program runs, and shows who holds what.
 //!
-//! Each subcommand is a file of its own and works through the library's public API. `run` is the one with parts:
-//! `program`, which is CMD under its guardian (`guardian`, started as a process of its own by `guarded`, over the words
-//! of `wire`), the terminal, the signals, the events it tells, and its `outcome`.
+//! Each subcommand is a file of its own and uses only the library's public API. `run` has several parts: `program` runs
+//! CMD under its guardian; `guarded` starts the guardian as a process of its own and speaks to it in the lines of
+//! `wire`; `guardian` is the code of that process. `terminal`, `signals` and `events` are what their names say, and
+//! `outcome` computes the exit code.
 
 mod cli;
 mod database;
@@ -21,6 +22,7 @@ mod launch;
 mod lines;
 mod list;
 mod manual;
+mod masking;
 mod migrate;
 mod mistakes;
 #[cfg(target_os = "linux")]
@@ -68,7 +70,7 @@ fn main() -> ExitCode {
     if let Some(code) = in_another_role() {
         return code;
     }
-    // To read the command line takes some, and cannot say that there is none.
+    // Parsing the command line allocates memory, and the parser cannot report that there is none.
     let little = Need { descriptors: 0, threads: 0, memory: 4 << 20 };
     if let Err(shortage) = little.check() {
         let asked = cli::wanted_output(std::env::args_os().skip(1));
@@ -97,7 +99,7 @@ fn main() -> ExitCode {
 }
 
 fn obey(cli: &Cli) -> Result<Exit, Failure> {
-    // Before the limits are tried with threads of their own.
+    // Before `check_limits`, which starts threads: signals must be blocked before a thread is started.
     #[cfg(target_os = "linux")]
     let inheritance = matches!(cli.command, Command::Run(_)).then(signals::Inheritance::take).transpose();
     #[cfg(target_os = "linux")]
@@ -113,19 +115,19 @@ fn obey(cli: &Cli) -> Result<Exit, Failure> {
         execute(cli).await.map(Exit::Code)
     });
     log.finish();
-    // All is said and done: what its threads may be at is ended with the process, and not waited for.
+    // All answers are written. Dropping the runtime would wait for its blocking threads, which end with the process.
     std::mem::forget(runtime);
     result
 }
 
-/// With `--json`, where JSON is awaited: `run` tells on stderr, as it tells its events; the others answer on stdout, and
-/// stderr is for people.
+/// Reports a failure. With `--json`, `run` writes it to stderr as it writes its events; the other commands write it to
+/// stdout, and a sentence for people to stderr.
 fn tell(failure: &Failure, json: bool, has_events: bool) {
     match (json, has_events) {
         (true, true) => show::say(failure.to_json()),
         (true, false) => {
             show::complain(failure);
-            // Nobody may read it any more.
+            // An error means that nobody reads stdout any more.
             let _ = show::print(format_args!("{}\n", failure.to_json()));
         }
         (false, _) => show::complain(failure),
@@ -151,7 +153,7 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
     }
 }
 
-/// The same binary is started again between this command and the program it runs.
+/// Runs the guardian, or the process that becomes CMD: `tenure run` starts this binary again for both roles.
 #[cfg(target_os = "linux")]
 fn in_another_role() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
@@ -163,7 +165,8 @@ fn in_another_role() -> Option<ExitCode> {
     }
 }
 
-/// What the command, its supervisor and what it starts take together. Met later, a limit could be met under a lease.
+/// Checks that the process may have what the command, its supervisor and its child processes need together. Without
+/// this check, a run could meet a limit while it holds a lease.
 fn check_limits(command: &Command) -> Result<(), Failure> {
     let need = match command {
         Command::Phase(_) | Command::Completions(_) | Command::Man(_) => {
@@ -179,15 +182,15 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     built.map_err(|error| Failure::new(UNAVAILABLE, error))
 }
 
-/// Says what is wrong with the command line, which may hold a URL in the wrong place; or gives the help asked for.
+/// Prints what is wrong with the command line, with passwords masked, or the help that was asked for.
 fn answer(error: &clap::Error) {
     let text = error.render().to_string();
-    let shown = cli::without_passwords(&text);
+    let shown = masking::without_passwords(&text);
     let asked = cli::wanted_output(std::env::args_os().skip(1));
     if error.use_stderr() && asked.json {
         let failure = Failure::usage(&shown);
         if !asked.has_events {
-            // Nobody may read it any more.
+            // An error means that nobody reads stdout any more.
             let _ = show::print(format_args!("{}\n", failure.to_json()));
             eprint!("{shown}");
         } else {
@@ -200,7 +203,7 @@ fn answer(error: &clap::Error) {
     }
 }
 
-/// Whoever does not read the log does not stop what is logged.
+/// Sends the log to stderr, through [`Lines`]: a reader of stderr that stands still does not block the code that logs.
 fn log_to_stderr(global: &Global) -> Result<Lines, Failure> {
     let level = match global.verbose {
         0 => LevelFilter::OFF,

@@ -1,4 +1,4 @@
-//! `tenure completions` and `tenure man`: what shells and `man` read, made from the definition of the command line.
+//! `tenure completions` and `tenure man`: shell completions and manual pages, from the definition of the command line.
 
 use clap::{Command, CommandFactory as _};
 
@@ -23,7 +23,7 @@ pub(crate) fn page(args: &ManArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Named `tenure-run`, as `man` names the parts of a whole.
+/// The subcommand, under the name that `man` expects, such as `tenure-run`.
 fn of(args: &ManArgs) -> Result<Command, Failure> {
     let mut cli = Cli::command();
     cli.build();

@@ -1,4 +1,4 @@
-//! `tenure migrate` and `tenure sweep`: the database's upkeep.
+//! `tenure migrate` and `tenure sweep`: maintenance of the database.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(crate) async fn migrate(global: &Global, args: &MigrateArgs) -> Result<u8, F
         return Ok(0);
     }
     database.make_directory()?;
-    // Waiting for the server is bounded here; what a migration waits for on the server, by its own time-outs.
+    // This bounds the wait for the server. The server's time-outs bound the migration's wait for locks.
     let bound = global.connect_timeout + MIGRATION_BOUND;
     let migrated = timeout(bound, store.migrate()).await.map_err(|_elapsed| {
         Failure::new(
@@ -61,5 +61,5 @@ pub(crate) async fn sweep(global: &Global) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A migration waits for others, and for transactions that use the table.
+/// How long a migration may take. It waits for other migrations, and for transactions that use the table.
 const MIGRATION_BOUND: std::time::Duration = std::time::Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Typing mistakes on the command line: what was probably meant. Every tip works when it is followed.
+//! Tips for mistakes on the command line: what was probably meant. A command line that follows its tip works.
 
 use std::ffi::OsString;
 
@@ -9,9 +9,9 @@ use clap::{
 
 use crate::cli::Cli;
 
-/// The parser's error with a tip of ours in the place of its guesses.
+/// Replaces the guesses in the parser's error by a tip.
 pub(crate) fn advise(mut error: clap::Error, args: &[OsString]) -> clap::Error {
-    // "to pass it as a value, use `-- -x`": that would make it CMD.
+    // clap suggests "to pass it as a value, use `-- -x`". That would make `-x` CMD.
     error.remove(ContextKind::Suggested);
     let args: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").collect();
     let words: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
@@ -77,7 +77,7 @@ fn is_named(arg: &clap::Arg, option: &str) -> bool {
     }
 }
 
-/// What to do about a CMD that cannot be started, if that can be told.
+/// What to do about a CMD that cannot be started; `None` if that is not known.
 #[cfg(target_os = "linux")]
 pub(crate) fn remedy(program: &str, errno: i32) -> Option<String> {
     use std::os::unix::fs::PermissionsExt as _;
@@ -108,7 +108,7 @@ pub(crate) fn remedy(program: &str, errno: i32) -> Option<String> {
     }
 }
 
-/// What has no program of its own, or one that would do nothing.
+/// Words of the shell that are no programs, or whose programs would have no effect in a process of their own.
 #[cfg(target_os = "linux")]
 const OF_THE_SHELL: [&str; 35] = [
     "!", ".", ":", "(", "{", "alias", "bg", "break", "case", "cd", "continue", "eval", "exec", "exit",

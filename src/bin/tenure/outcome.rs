@@ -1,4 +1,4 @@
-//! What a run came to: its exit code, and the word for it.
+//! The outcome of a run: its exit code, and the word for the reason of its end.
 
 use nix::libc::{ENOENT, SIGINT, SIGKILL, SIGQUIT};
 use tenure::EndReason;
@@ -15,17 +15,17 @@ pub(crate) enum ProgramEnd {
     Exited(i32),
     Signaled(i32),
     CannotStart(i32),
-    /// Before it had started, or without anybody having seen how.
+    /// It ended before it had become CMD, or nobody has seen how it ended.
     Unknown,
 }
 
-/// All by which a run is judged.
+/// All that the outcome depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunOutcome<'a> {
-    /// The first reason, as the supervisor knows it.
+    /// The first reason for the end, as the supervisor reports it.
     pub(crate) reason: &'a EndReason,
     pub(crate) program: ProgramEnd,
-    /// The signal by which this command was told to end.
+    /// The signal that told this command to end, if one has.
     pub(crate) signaled: Option<i32>,
     /// The guardian ended CMD because no renewal had reached it in time.
     pub(crate) is_overdue: bool,
@@ -48,7 +48,7 @@ impl RunOutcome<'_> {
         }
     }
 
-    /// One word for scripts.
+    /// The reason as one word, for scripts.
     pub(crate) fn word(&self) -> &'static str {
         match self.reason {
             EndReason::Completed if self.is_overdue => reason_word(&EndReason::Unconfirmed),
@@ -57,16 +57,17 @@ impl RunOutcome<'_> {
         }
     }
 
-    /// The signal, if that was why the run ended: a stop from elsewhere, or a loss, may have come first.
+    /// The signal, if it is the reason of the end. A request to stop, or a loss, may have come first.
     fn told(&self) -> Option<i32> {
         self.signaled.filter(|number| is_by_signal(self.reason, *number))
     }
 
-    /// CMD ended and nobody had told it to.
+    /// How this process ends after CMD ended by itself.
     fn own_end(&self) -> Exit {
         match self.program {
             ProgramEnd::Exited(code) => Exit::Code(u8::try_from(code).unwrap_or(u8::MAX)),
-            // From the keyboard, in a terminal's foreground: whoever runs a script means all of it.
+            // The user pressed Ctrl-C and means the whole script. The shell stops it if this process dies of the
+            // signal, too.
             ProgramEnd::Signaled(number @ (SIGINT | SIGQUIT)) => Exit::Signal(number),
             ProgramEnd::Signaled(number) => Exit::Code(by_signal(number)),
             ProgramEnd::CannotStart(ENOENT) => Exit::Code(NOT_FOUND),
@@ -75,22 +76,22 @@ impl RunOutcome<'_> {
         }
     }
 
-    /// This command, and CMD through it, was told to end by this signal.
+    /// How this process ends after this signal told it, and so CMD, to end.
     fn end_after(&self, number: i32) -> Exit {
         match self.program {
             ProgramEnd::Exited(_) => self.own_end(),
             ProgramEnd::Signaled(of) if of == number => Exit::Signal(number),
-            // Its grace was over.
+            // CMD was killed when its grace was over.
             ProgramEnd::Signaled(SIGKILL) => Exit::Code(by_signal(number)),
             ProgramEnd::Signaled(_) => self.own_end(),
             ProgramEnd::Unknown if self.is_guardian_lost => Exit::Code(by_signal(number)),
-            // Nothing was started: it is as if the signal had never been caught.
+            // CMD was not started: this process dies of the signal as if it had not caught it.
             ProgramEnd::CannotStart(_) | ProgramEnd::Unknown => Exit::Signal(number),
         }
     }
 }
 
-/// The word for a reason, where the signal by which this command was told is a reason of its own.
+/// The word for a reason. It is "signal" where a signal told this command to end, and that is the reason.
 pub(crate) fn word(reason: &EndReason, signaled: Option<i32>) -> &'static str {
     match signaled {
         Some(number) if is_by_signal(reason, number) => "signal",
@@ -98,7 +99,7 @@ pub(crate) fn word(reason: &EndReason, signaled: Option<i32>) -> &'static str {
     }
 }
 
-/// Whether a run ended because this command was told to by this signal.
+/// Whether a run ended because this signal told this command to end.
 pub(crate) fn is_by_signal(reason: &EndReason, number: i32) -> bool {
     matches!(reason, EndReason::Stopped { by: None, reason: Some(reason) } if *reason == signals::name(number))
 }

@@ -1,4 +1,4 @@
-//! `tenure phase`: what a run is doing, said from inside CMD to the `tenure run` around it.
+//! `tenure phase`: tells the `tenure run` around this process what CMD is doing.
 
 use tenure::RunPhase;
 
@@ -9,7 +9,7 @@ use crate::{
     side::{self, SideRequest},
 };
 
-/// Returns when others can see it.
+/// Returns when others can see the phase.
 pub(crate) fn phase(global: &Global, args: &PhaseArgs) -> Result<u8, Failure> {
     let phase = RunPhase::new(&args.text)?;
     let remark = side::ask(&SideRequest::Phase(phase.as_str().to_owned()))?;

@@ -1,4 +1,4 @@
-//! A line of the process table, as far as the command needs it.
+//! State and group of a process, from `/proc/PID/stat`.
 
 use std::fs;
 
@@ -14,10 +14,11 @@ impl ProcStat {
         Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// The name stands in parentheses and may hold anything, parentheses too: fields are counted from the last.
+    /// The process's name is in parentheses and may have any bytes, parentheses included. So fields are counted from
+    /// the last parenthesis.
     fn parse(stat: &[u8]) -> Option<Self> {
         let end = stat.iter().rposition(|byte| *byte == b')')?;
-        // State, parent, group.
+        // The fields are: state, parent, group.
         let mut fields = str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace();
         let state = fields.next()?.chars().next()?;
         let group = fields.nth(1)?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! CMD under its guardian, and all that happens to both while the session is held.
+//! Runs CMD under its guardian while the session is held, and reacts to signals, renewals, losses and requests to stop.
 
 mod answering;
 
@@ -35,11 +35,11 @@ use crate::{
     wire::{Deadlines, Group, Report, Setup, ToldBy},
 };
 
-/// How often to see whether a shell has given this process the terminal, which it does without a signal when the
-/// job was already running (`fg` after `&`).
+/// How often to check whether a shell has given this process the terminal. When the job was already running (`fg` after
+/// `&`), the shell does so without a signal.
 const LOOK_AT_TERMINAL: Duration = Duration::from_millis(300);
 
-/// How a run was begun.
+/// What a run was begun with.
 #[derive(Clone, Copy)]
 pub(crate) struct Begun<'a> {
     pub(crate) args: &'a cli::RunArgs,
@@ -49,7 +49,7 @@ pub(crate) struct Begun<'a> {
     pub(crate) timing: Timing,
 }
 
-/// CMD under its guardian, and what is known of both.
+/// CMD under its guardian, and what is known about both.
 pub(crate) struct Program<'a> {
     run: &'a Run,
     begun: Begun<'a>,
@@ -59,19 +59,20 @@ pub(crate) struct Program<'a> {
     group: Group,
     /// CMD's process, once there is one.
     pid: Option<u32>,
-    /// Where renewals have moved the end of trust.
+    /// The end of trust, as the last confirmed renewal has moved it.
     trusted_until: BootInstant,
-    /// Where the leases are in a file.
+    /// `None` where the leases are not in a SQLite file.
     file: Option<FileMark>,
-    /// What the last renewal met that is known to have failed.
+    /// The error of the last renewal, if it failed.
     cause: Option<String>,
     end: ProgramEnd,
-    /// The signal by which this command was told to end.
+    /// The first signal that told this command to end.
     signaled: Option<Received>,
     signaled_at: Instant,
-    /// Told to stop by a signal; it does when CMD has stopped.
+    /// A signal told this command to stop (Ctrl-Z). It stops when CMD has stopped.
     is_to_suspend: bool,
     is_stopping: bool,
+    /// The guardian reported the end of trust before this process knew of a reason to end CMD.
     is_overdue: bool,
     /// Another run may hold the session already.
     is_overtaken: bool,
@@ -79,21 +80,21 @@ pub(crate) struct Program<'a> {
     survivors: Vec<u32>,
 }
 
-/// What was seen of a program, when nothing of its tree is alive.
+/// How CMD ended. Nothing of its tree is alive any more.
 pub(crate) struct ProgramOutcome {
     pub(crate) end: ProgramEnd,
     pub(crate) signaled: Option<i32>,
     pub(crate) is_stopping: bool,
     pub(crate) is_overdue: bool,
     pub(crate) is_guardian_lost: bool,
-    /// To drop it waits for the guardian to end.
+    /// Dropping it waits for the guardian to end.
     pub(crate) reports: Reports,
     confirmed_at: SystemTime,
     cause: Option<String>,
 }
 
 impl<'a> Program<'a> {
-    /// Starts the guardian and CMD's process, which waits.
+    /// Starts the guardian, and the process that will become CMD.
     pub(crate) fn start(
         run: &'a Run,
         begun: Begun<'a>,
@@ -143,7 +144,7 @@ impl<'a> Program<'a> {
         })
     }
 
-    /// Returns when nothing of the tree is alive.
+    /// Handles all events of the run. Returns when nothing of the tree is alive.
     pub(crate) async fn watch(
         &mut self,
         signals: &mut Signals,
@@ -195,7 +196,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Gives the terminal back, as CMD had found it if CMD could not do so.
+    /// Takes the terminal back. If CMD was killed, also restores the terminal's modes, which CMD could not do itself.
     pub(crate) fn finish(mut self) -> ProgramOutcome {
         let is_by_itself = matches!(self.end, ProgramEnd::Exited(_) | ProgramEnd::CannotStart(_));
         if let Some(terminal) = self.terminal.as_mut().filter(|_| !is_by_itself) {
@@ -213,13 +214,13 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Orders to a guardian that is lost have no effect: the reports then do its work.
+    /// Orders the guardian to end CMD. An error means that the guardian is lost; [`Reports`] then does its work.
     fn stop(&mut self, reason: &EndReason) {
         if *reason == EndReason::Superseded {
             self.cause = self.file.as_ref().and_then(FileMark::change).or(self.cause.take());
         }
         if reason.is_loss() {
-            // Its own Stopping event comes only with ends that leave time.
+            // The supervisor sends `RunEvent::Stopping` only for ends that leave CMD time.
             self.tell_loss(word(reason, None));
         }
         self.is_stopping = true;
@@ -233,7 +234,7 @@ impl<'a> Program<'a> {
         let _ = self.guarded.stop(grace, told_by);
     }
 
-    /// Whatever grace CMD still has is over (invariant I13).
+    /// Ends CMD's grace, since another run may be at work (invariant I13).
     fn be_overtaken(&mut self) {
         self.is_overtaken = true;
         let _ = self.guarded.stop(Duration::ZERO, ToldBy::Sigterm);
@@ -256,7 +257,7 @@ impl<'a> Program<'a> {
         let _ = self.guarded.trust(deadlines(until, self.begun.timing.safety_margin()));
     }
 
-    /// When the last renewal that was confirmed, or the acquire, was sent.
+    /// When the last confirmed renewal, or the acquire, was sent, by the wall clock.
     fn confirmed_at(&self) -> SystemTime {
         let trusted_for = self.begun.timing.ttl().saturating_sub(self.begun.timing.safety_margin());
         let sent_at = self.trusted_until.saturating_sub(trusted_for);
@@ -269,7 +270,7 @@ impl<'a> Program<'a> {
             Report::Ready(pid) => {
                 self.pid = Some(pid);
                 self.lend_terminal();
-                // Never after a stop decision, and never without the lease.
+                // CMD is never started after a decision to stop, and never without the lease.
                 if !self.is_stopping && self.run.is_held() {
                     let _ = self.guarded.go();
                 }
@@ -279,7 +280,7 @@ impl<'a> Program<'a> {
             Report::Signaled(number) => self.end = ProgramEnd::Signaled(number),
             Report::Stopped(_) => self.follow_into_stop(),
             Report::Overdue => {
-                // It has been told of no renewal: whether there was one does not matter any more.
+                // The guardian is ending CMD. A renewal that it was not told of cannot change that any more.
                 self.tell_loss("unconfirmed");
                 self.is_overdue = !std::mem::replace(&mut self.is_stopping, true);
             }
@@ -315,7 +316,7 @@ impl<'a> Program<'a> {
         self.begun.events.tell(&Event::Note(text));
     }
 
-    /// Behind, until it is CMD's.
+    /// Whether CMD may still get the terminal: it runs in the background so far.
     fn may_be_given_terminal(&self) -> bool {
         self.group == Group::Own && self.terminal.as_ref().is_some_and(|terminal| !terminal.is_lent())
     }
@@ -329,7 +330,7 @@ impl<'a> Program<'a> {
 
     fn tell(&mut self, event: &RunEvent) {
         match event {
-            // What may still become of the lease is no news while CMD is being ended.
+            // While CMD is being ended, the state of the lease is of no interest.
             RunEvent::AtRisk { .. } | RunEvent::Recovered { .. } if self.is_stopping => {}
             RunEvent::AtRisk { trusted_for, cause, .. } => {
                 self.cause = cause.as_ref().map(ToString::to_string);
@@ -354,7 +355,7 @@ impl<'a> Program<'a> {
 }
 
 impl ProgramOutcome {
-    /// Why the run ended, in this word.
+    /// Why the run ended, with this word for the reason.
     pub(crate) fn why<'a>(&'a self, word: &'a str, reason: &'a EndReason) -> Why<'a> {
         let is_loss = reason.is_loss() || self.is_overdue;
         Why {
@@ -366,7 +367,8 @@ impl ProgramOutcome {
     }
 }
 
-/// The signal by which this command was told is its own reason.
+/// Why a run ends. If a signal told this command to end, the word is "signal", and the run's reason, its name, is left
+/// out.
 pub(crate) fn why(reason: &EndReason, signaled: Option<i32>) -> Why<'_> {
     let reason_word = word(reason, signaled);
     let (by, why) = request(reason);
@@ -377,7 +379,7 @@ pub(crate) fn why(reason: &EndReason, signaled: Option<i32>) -> Why<'_> {
     Why { reason: reason_word, by, why: why.filter(|_| reason_word != "signal"), limit, ..Why::default() }
 }
 
-/// `kill_at` is what assumption A4 leaves the work after a loss.
+/// CMD is killed half a safety margin after the end of trust: assumption A4 gives work that long.
 fn deadlines(until: BootInstant, margin: Duration) -> Deadlines {
     Deadlines { until, kill_at: until + margin / 2 }
 }
@@ -389,9 +391,9 @@ fn environment(run: &Run, socket: &SideSocket) -> Vec<(OsString, Option<OsString
         set("TENURE_SESSION", run.key().session().into()),
         set(side::RUN_ID, run.run_id().to_string().into()),
         set("TENURE_FENCE", run.fence().to_string().into()),
-        // Never that of a run around this one.
+        // Where this run has no socket, CMD must not inherit that of a run around this one.
         (side::SOCKET.into(), socket.path().map(Into::into)),
-        // It may hold a password, and is no business of CMD's.
+        // The URL may have a password, which CMD must not see.
         ("TENURE_DATABASE_URL".into(), None),
     ]
 }

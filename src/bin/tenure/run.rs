@@ -1,8 +1,8 @@
 //! `tenure run`: holds a session while a program runs.
 //!
-//! The lease comes first: CMD is started when it is held. While CMD runs, every confirmed renewal is passed on to
-//! the guardian, which ends CMD's tree by itself when they stop coming. The release comes last: when the guardian
-//! has said that nothing of the tree is alive.
+//! The lease comes first: CMD is started once the lease is held. While CMD runs, the guardian is told of every
+//! confirmed renewal. When no more renewals come, it ends CMD's tree by itself. The release comes last: when the
+//! guardian has reported that nothing of the tree is alive.
 
 use std::{ffi::OsString, future::Future, pin::pin, time::Duration};
 
@@ -23,11 +23,11 @@ use crate::{
     signals::{Inheritance, Signals},
 };
 
-/// How long the end may wait for a database that does not answer. The lease expires by itself.
+/// How long the command waits at its end for a database that does not answer. The lease then expires by itself.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After how long it is said what is waited for.
+/// After how long the command says what it is waiting for.
 const SAY_AFTER: Duration = Duration::from_secs(1);
-/// How long closing the connections may take, when all else is done.
+/// How long closing the connections may take at the very end.
 const GOODBYE: Duration = Duration::from_millis(200);
 
 pub(crate) async fn run(
@@ -51,7 +51,7 @@ pub(crate) async fn run(
     Ok(exit)
 }
 
-/// A URL where CMD belongs is one whose option was forgotten, and may have a password in it.
+/// Refuses a URL as CMD: somebody forgot `--database`. The URL may have a password, so it is not quoted.
 fn check_program(program: &[OsString]) -> Result<(), Failure> {
     let is_url = program.first().is_some_and(|name| name.to_string_lossy().contains("://"));
     if is_url {
@@ -110,8 +110,8 @@ async fn hold(
     Ok(exit)
 }
 
-/// After the release there is nothing to wait for. A server is told that its connections end. To close a file would be to
-/// work its log in, which may take long on a busy disk; the log is as good, and the next run goes on with it.
+/// Closes the connections to a server. A SQLite file is not closed: closing it would checkpoint its log, which may take
+/// long on a busy disk. The next run can go on with the log.
 async fn say_goodbye(supervisor: LeaseSupervisor, database: &Database) {
     if database.is_file() {
         std::mem::forget(supervisor);
@@ -120,7 +120,8 @@ async fn say_goodbye(supervisor: LeaseSupervisor, database: &Database) {
     }
 }
 
-/// Processes are found by `/proc`. One of another pid namespace would show strangers under our own numbers.
+/// Checks that `/proc` shows this process's pid namespace. Processes are found in `/proc`, and in that of another
+/// namespace the same numbers are other processes.
 fn check_proc() -> Result<(), Failure> {
     let own = std::fs::read_link("/proc/self").ok();
     if own.is_some_and(|own| own.to_str() == Some(&std::process::id().to_string())) {
@@ -130,13 +131,13 @@ fn check_proc() -> Result<(), Failure> {
     Err(Failure::new(UNAVAILABLE, message))
 }
 
-/// Closes a supervisor that has granted nothing, or nothing that is known of.
+/// Closes a supervisor without a run. An acquire without an answer may have been granted; it is released now.
 async fn give_back(supervisor: &LeaseSupervisor, signals: &mut Signals, events: &Events) {
     let what = "waiting for the database, to give back what it may have granted";
     patiently(signals, events, what, supervisor.shutdown(Duration::ZERO)).await;
 }
 
-/// Waits for an answer of the database, though not for long, and no longer than until a signal comes.
+/// Waits for an answer of the database, for [`PATIENCE`] at most, or until a signal tells this process to end.
 async fn patiently<T>(
     signals: &mut Signals,
     events: &Events,
@@ -160,7 +161,7 @@ async fn patiently<T>(
     }
 }
 
-/// Runs CMD under a session that is held.
+/// Runs CMD while the session is held, and releases the session.
 async fn work(
     run: Run,
     begun: Begun<'_>,
@@ -185,23 +186,23 @@ async fn work(
     // The tree is gone: the work has ended, and only now the session is given back (invariant I6).
     let (reason, released) = release(run, signals, begun.events).await;
     let exit = conclude(&begun, &watched, &reason, released);
-    // By now the guardian has had the time of the release.
+    // Dropping this waits for the guardian to end. The guardian had the time of the release to do so.
     drop(watched.reports);
     exit
 }
 
-/// Ends a run; answers why it ended, and whether the database has confirmed the release.
+/// Releases the session. Returns why the run ended, and whether the database has confirmed the release.
 async fn release(run: Run, signals: &mut Signals, events: &Events) -> (EndReason, bool) {
     let context = run.context();
     let what = "waiting for the database to confirm the release";
     match patiently(signals, events, what, run.release()).await {
         Some(ended) => (ended.reason, ended.released),
-        // The release has ended the run, whether that is confirmed or not.
+        // The run has ended as soon as its release was asked for, confirmed or not.
         None => (context.cancelled().now_or_never().unwrap_or(EndReason::Completed), false),
     }
 }
 
-/// Gives back a session for which nothing was started.
+/// Releases a session for which no program was started.
 async fn not_begun(run: Run, signals: &mut Signals, events: &Events, failure: Option<Failure>) -> Exit {
     let (reason, released) = release(run, signals, events).await;
     let (word, exit) = match (&reason, &failure) {
@@ -223,7 +224,7 @@ async fn not_begun(run: Run, signals: &mut Signals, events: &Events, failure: Op
     exit
 }
 
-/// What is CMD's alone from now on: whoever reads its output, or the other end of a pipe, sees it close them.
+/// Closes this process's copies of CMD's descriptors, so that the reader of a pipe sees the end when CMD closes it.
 fn let_go(inheritance: Inheritance, begun: &Begun<'_>) {
     inheritance.let_go();
     let mut result = inherited::let_go_of_input_and_output();
@@ -235,7 +236,7 @@ fn let_go(inheritance: Inheritance, begun: &Begun<'_>) {
     }
 }
 
-/// Tells how it ended, and answers by what.
+/// Writes the last events of a run. Returns how this process is to end.
 fn conclude(begun: &Begun<'_>, watched: &ProgramOutcome, reason: &EndReason, released: bool) -> Exit {
     let events = begun.events;
     let outcome = RunOutcome {
@@ -246,7 +247,7 @@ fn conclude(begun: &Begun<'_>, watched: &ProgramOutcome, reason: &EndReason, rel
         is_guardian_lost: watched.is_guardian_lost,
     };
     let (exit, word) = (outcome.exit(), outcome.word());
-    // The guardian may have dealt with a loss before this process, stopped or starved, has noticed it.
+    // While this process was stopped or starved, the guardian may have ended CMD after a loss.
     if reason.is_loss() && !watched.is_stopping {
         events.tell(&Event::Stopping(watched.why(word, reason)));
     }

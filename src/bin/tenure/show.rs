@@ -1,4 +1,4 @@
-//! How answers are shown: a session as JSON, as a few lines, as a row of a table; and where they go.
+//! Formats answers, and writes them: a session as JSON, as lines, or as a row of a table.
 
 use std::{
     fmt::Display,
@@ -11,13 +11,12 @@ use tenure::{Holder, SessionKey, SessionState, SessionStatus, Standby, printable
 
 use crate::exit::{Failure, UNAVAILABLE};
 
-/// Writes an answer to stdout. Whoever has stopped reading it (`tenure list | head`) wants no more: that is no
-/// failure. An answer that cannot be written for another reason is.
+/// Writes an answer to stdout. It is no failure if the reader has gone (`tenure list | head`); any other error is.
 pub(crate) fn print(answer: impl Display) -> Result<(), Failure> {
     print_to_reader(answer).map(|_| ())
 }
 
-/// The same; `false` when nobody reads any more.
+/// The same as [`print()`], but returns `false` when nobody reads stdout any more.
 pub(crate) fn print_to_reader(answer: impl Display) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match write!(stdout, "{answer}").and_then(|()| stdout.flush()) {
@@ -32,12 +31,12 @@ pub(crate) fn say(event: Value) {
     let _ = writeln!(io::stderr(), "{event}");
 }
 
-/// Writes a line to stderr. There is nobody to tell when that fails.
+/// Writes a line to stderr. An error cannot be reported anywhere, and is ignored.
 pub(crate) fn complain(complaint: impl Display) {
     let _ = writeln!(io::stderr(), "tenure: {complaint}");
 }
 
-/// The one JSON form of a session, wherever it appears.
+/// The JSON form of a session, the same wherever it appears.
 pub(crate) fn session_json(status: &SessionStatus) -> Value {
     let holder = status.holder.as_ref();
     let of = |value: fn(&Holder) -> Value| holder.map_or(Value::Null, value);
@@ -58,19 +57,19 @@ pub(crate) fn session_json(status: &SessionStatus) -> Value {
     })
 }
 
-/// What is said of a session when the database does not answer: never what was known before, as if it were so still.
+/// The JSON form of a session while the database does not answer. It never shows a holder that was known before.
 pub(crate) fn unknown_json(key: &SessionKey) -> Value {
     let mut json = session_json(&SessionStatus::idle(key.clone()));
     json["state"] = json!("unknown");
     json
 }
 
-/// Who has said so, if it was not the server that takes writes.
+/// The standby that has answered, in JSON.
 fn standby_json(standby: &Standby) -> Value {
     json!({ "server": standby.server, "behind_ms": standby.behind.map(millis) })
 }
 
-/// The same for people.
+/// The standby that has answered, for people.
 pub(crate) fn standby(standby: &Standby) -> String {
     let server = &standby.server;
     match standby.behind {
@@ -97,7 +96,7 @@ pub(crate) fn state(state: SessionState) -> &'static str {
     }
 }
 
-/// One session for people. Text from others has what cannot be seen escaped.
+/// A session as lines for people. In texts from others, invisible characters are escaped.
 pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
     let as_of = status.standby.as_ref().map(|by| format!("  seen     {}", standby(by)));
     let Some(holder) = &status.holder else {
@@ -133,7 +132,7 @@ pub(crate) fn lines(status: &SessionStatus, location: &str) -> String {
     lines.join("\n")
 }
 
-/// One session in one line, without its name.
+/// A session as one line, without the session's name.
 pub(crate) fn line(status: &SessionStatus) -> String {
     let as_of = status.standby.as_ref().map(|by| format!(", {}", standby(by))).unwrap_or_default();
     let Some(holder) = &status.holder else { return format!("idle{as_of}") };
@@ -151,7 +150,7 @@ pub(crate) fn line(status: &SessionStatus) -> String {
     line + &as_of
 }
 
-/// " by …: …", as far as it is known who asked and why.
+/// " by …: …": who asked and why, as far as that is known.
 pub(crate) fn request(by: Option<&str>, why: Option<&str>) -> String {
     let by = by.map(|by| format!(" by {}", printable(by))).unwrap_or_default();
     let why = why.map(|why| format!(": {}", printable(why))).unwrap_or_default();
@@ -195,7 +194,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
-/// With the precision that people want: 0.4s, 27.1s, 3m 2s, 1day 2h.
+/// A duration, rounded for people: 0.4s, 27.1s, 3m 2s, 1day 2h.
 pub(crate) fn short(duration: Duration) -> String {
     if duration < Duration::from_secs(60) {
         return format!("{:.1}s", duration.as_secs_f64());
@@ -203,8 +202,8 @@ pub(crate) fn short(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
-/// By the database's clock throughout: its now is the instant of expiry less what is left. Of an expired lease, for
-/// how long it was held.
+/// For how long a session has been held, by the database's clock: its present time is the expiry less what is left. Of
+/// an expired lease this is how long it was held until it expired.
 fn held_for(holder: &Holder) -> String {
     let now = holder.expires_at.checked_sub(holder.expires_in).unwrap_or(holder.expires_at);
     short(now.duration_since(holder.since).unwrap_or_default())

@@ -1,11 +1,12 @@
-//! The side channel: how what runs inside CMD speaks to the `tenure run` around it.
+//! The side channel: how a `tenure` command inside CMD speaks to the `tenure run` around it.
 //!
-//! A Unix socket in a directory that only this user may enter. One request a connection: a line that says what is
-//! wanted, what belongs to it, and the end of the sending side. The answer is `ok` and a line of its own for what was
-//! asked for, or what is wrong.
+//! The channel is a Unix socket in a directory that only this user may enter. Each connection carries one request: a
+//! line with the verb, then its argument up to the end of the sending side. The answer is a line `ok` and then the
+//! result, or the text of an error.
 //!
-//! Whoever asks for the database gets its URL with the password in it. So it stands in no environment and on no command
-//! line, and is told to no other user; a process of this user could read it out of the memory of `tenure` as well.
+//! The answer to a request for the database is its URL, with the password. So the password is in no environment of CMD
+//! and on no command line, and no other user can get it. A process of this user can read it in the memory of `tenure`
+//! anyway.
 
 #[cfg(target_os = "linux")]
 pub(crate) mod socket;
@@ -21,9 +22,9 @@ use std::{
 
 use crate::exit::{CONFIGURATION, Failure, UNAVAILABLE, USAGE};
 
-/// Names the socket, in the environment of CMD; missing where there is none.
+/// The variable with the path of the socket, in CMD's environment. It is not set where there is no socket.
 pub(crate) const SOCKET: &str = "TENURE_SOCKET";
-/// Names the run, in the environment of CMD.
+/// The variable with the run's id, in CMD's environment.
 pub(crate) const RUN_ID: &str = "TENURE_RUN_ID";
 
 /// How long either side waits for the other.
@@ -31,19 +32,19 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_REQUEST: u64 = 4_096;
 const LONGEST_ANSWER: u64 = 64 << 10;
 
-/// What may be asked for.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SideRequest {
-    /// To show this as what the run is doing.
+    /// Show this text as the phase of the run.
     Phase(String),
-    /// The URL of the run's database.
+    /// Answer the URL of the run's database.
     Database,
 }
 
-/// What comes back.
+/// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SideReply {
-    /// Done, and what was asked for, or what there is to remark.
+    /// The request was obeyed. The text is the result or a remark; it may be empty.
     Done(String),
     Refused(String),
 }
@@ -83,12 +84,12 @@ impl SideReply {
     }
 }
 
-/// Whether this process is inside a CMD.
+/// Whether a `tenure run` is around this process.
 pub(crate) fn is_inside() -> bool {
     env::var_os(SOCKET).is_some() || env::var_os(RUN_ID).is_some()
 }
 
-/// Asks the run around this process. The failure names no remedy, which depends on what was asked for.
+/// Asks the run around this process. The failure names no remedy, because the remedy depends on the request.
 pub(crate) fn ask(request: &SideRequest) -> Result<String, Failure> {
     let Some(socket) = env::var_os(SOCKET) else {
         return Err(match env::var_os(RUN_ID) {
@@ -118,8 +119,8 @@ pub(crate) fn ask(request: &SideRequest) -> Result<String, Failure> {
     }
 }
 
-/// The URL of the database of the run around this process; `None` outside of any run. Never another database: what
-/// holds a session there would be no authority here.
+/// The URL of the database of the run around this process; `None` outside of any run. If the run does not answer, this
+/// is an error, and no other database is used instead: its leases would not keep other runs out of this one's sessions.
 pub(crate) fn database() -> Result<Option<String>, Failure> {
     if !is_inside() {
         return Ok(None);

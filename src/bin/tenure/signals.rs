@@ -1,8 +1,8 @@
-//! The signals of `tenure run`: none is lost, and none ends it without a release.
+//! The signals to `tenure run`: none is lost, and none ends the command without a release.
 //!
-//! All that can be caught are blocked from the first instruction on and read from a descriptor, so that no thread is
-//! interrupted and no signal meets a default action. One that was ignored when this process was started (`nohup`, a
-//! background job of a script) stays ignored, for CMD too. One that was blocked is heard all the same.
+//! All signals that can be caught are blocked early and read from a descriptor, so that no thread is interrupted and no
+//! default action happens. A signal that was ignored when this process was started (`nohup`, a background job of a
+//! script) stays ignored, also for CMD. A signal that was blocked is read all the same.
 
 use std::{fs, io, os::fd::OwnedFd};
 
@@ -21,15 +21,16 @@ use crate::{
     terminal,
 };
 
-/// What this process took over from its parent, for CMD.
+/// What this process inherited from its parent and passes on to CMD.
 pub(crate) struct Inheritance {
     pub(crate) dispositions: Dispositions,
-    /// From 3 on.
+    /// The descriptors from 3 on.
     descriptors: Vec<OwnedFd>,
 }
 
 impl Inheritance {
-    /// Takes it, and holds back all signals for [`Signals::listen`]. To be called before a thread is started.
+    /// Takes what was inherited, and blocks all signals until [`Signals::listen`]. Must be called before a thread is
+    /// started.
     pub(crate) fn take() -> io::Result<Self> {
         let dispositions = Dispositions::of_this_process();
         inherited::keep_exit_statuses()?;
@@ -37,19 +38,19 @@ impl Inheritance {
         Ok(Self { dispositions, descriptors: inherited::take_descriptors() })
     }
 
-    /// Closes what CMD's process has by now: whoever reads the other ends sees CMD close them.
+    /// Closes the descriptors, which CMD's process has by now, so that readers of the other ends see CMD close them.
     pub(crate) fn let_go(self) {
         drop(self.descriptors);
     }
 }
 
-/// Not those that cannot be caught, nor those that were ignored; but always SIGCHLD, by which children are waited for.
+/// The signals to read: all that can be caught and were not ignored, and always SIGCHLD, on which children are reaped.
 fn heard(ignored: SignalBits) -> SignalBits {
     let never = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
     (!ignored & !never) | bit(libc::SIGCHLD)
 }
 
-/// All signals to this process.
+/// The stream of signals to this process.
 pub(crate) struct Signals {
     file: AsyncFd<SignalFd>,
 }
@@ -58,7 +59,7 @@ pub(crate) struct Signals {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) number: i32,
-    /// The process that sent it; `None` for the kernel, which means a terminal and all in its foreground.
+    /// The process that sent it; `None` for the kernel, which sends signals of a terminal to its foreground group.
     pub(crate) sender: Option<u32>,
 }
 
@@ -67,27 +68,27 @@ impl Signals {
     pub(crate) fn listen(inheritance: &Inheritance) -> io::Result<Self> {
         let set: SigSet = inherited::set_of(heard(inheritance.dispositions.ignored));
         let file = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        // Those that were there before, of whoever became this process.
+        // Another program may have started children and then become this one by exec.
         reap();
         Ok(Self { file: inherited::watch(file)? })
     }
 
-    /// The next one. Children that end meanwhile are waited for: as process 1, or as a sub-reaper, this process is
-    /// given every orphan.
+    /// The next signal. Meanwhile it reaps children that end: as process 1, or as a sub-reaper, this process is the
+    /// parent of every orphan.
     ///
     /// # Cancel safety
     /// Dropping the future loses none.
     pub(crate) async fn next(&mut self) -> Received {
         loop {
-            // Reading a signal descriptor does not fail for long, and is not retried in a tight loop.
+            // Not retried, since it could fail in a tight loop.
             let Ok(mut ready) = self.file.readable().await else { return std::future::pending().await };
             let Ok(Some(info)) = self.file.get_ref().read_signal() else {
                 ready.clear_ready();
                 continue;
             };
             let number = i32::try_from(info.ssi_signo).unwrap_or_default();
-            // What the kernel has to say to a thread of ours comes under our own id: an output that nobody reads
-            // (SIGPIPE), a file that is too large (SIGXFSZ).
+            // A signal with this process's own id is one that the kernel raised for one of its threads, such as SIGPIPE
+            // and SIGXFSZ.
             let is_own = info.ssi_code <= 0 && info.ssi_pid == std::process::id();
             match number {
                 libc::SIGCHLD => reap(),
@@ -97,8 +98,8 @@ impl Signals {
         }
     }
 
-    /// The next one that tells this process to end, by number, while there is no CMD. It follows those that tell it to
-    /// stop; for others there is nobody to pass them on to.
+    /// The number of the next signal that tells this process to end, while there is no CMD. It stops this process on
+    /// signals to stop, and drops all others, since there is no CMD to pass them on to.
     ///
     /// # Cancel safety
     /// Dropping the future loses none.
@@ -114,18 +115,18 @@ impl Signals {
 }
 
 impl Received {
-    /// Whether a service manager has sent it, which may send it to all processes of a unit.
+    /// Whether a service manager has sent it. A service manager may send a signal to all processes of a unit.
     pub(crate) fn is_by_manager(&self) -> bool {
         self.sender.is_some_and(is_manager)
     }
 }
 
-/// Whether a process is systemd, that of a machine or that of a user.
+/// Whether a process is systemd, of the machine or of a user.
 pub(crate) fn is_manager(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "systemd")
 }
 
-/// The ways to end a process by a signal. (CMD may have another use for SIGHUP.)
+/// Whether a signal tells this command to end. (CMD may have another use for SIGHUP.)
 pub(crate) fn is_end(number: i32) -> bool {
     matches!(number, libc::SIGINT | libc::SIGTERM | libc::SIGQUIT | libc::SIGHUP)
 }
@@ -138,7 +139,7 @@ pub(crate) fn is_from_keyboard(number: i32) -> bool {
     matches!(number, libc::SIGINT | libc::SIGQUIT)
 }
 
-/// Whether a process does not die of a signal: it catches or ignores it.
+/// Whether a process catches or ignores a signal, and so does not die of it.
 pub(crate) fn survives(pid: u32, number: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let masks =
@@ -151,7 +152,7 @@ pub(crate) fn name(number: i32) -> String {
         .map_or_else(|_| format!("signal {number}"), |signal| signal.to_string())
 }
 
-/// Nobody else in this process waits for children.
+/// Reaps all children that have ended. No other code in this process waits for children.
 fn reap() {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }

@@ -34,7 +34,7 @@ pub(crate) async fn stop(global: &Global, args: &StopArgs) -> Result<u8, Failure
     code
 }
 
-/// A run that was named may have ended, and another hold the session.
+/// Answers that there is nothing to stop. If a run was named, another one may hold the session.
 fn nobody(
     global: &Global,
     args: &StopArgs,
@@ -75,7 +75,7 @@ async fn wait(
         }
         Err(error) => return Err(error.into()),
     };
-    // Who holds it still, and how. It may have ended just as the wait did.
+    // The run may have ended at the very end of the wait.
     let holder = found.holder.as_ref().filter(|holder| holder.run_id == run_id && found.is_held());
     tell(global, asked, show::session_json(&found), Some(holder.is_none()))?;
     let Some(holder) = holder else { return Ok(0) };
@@ -86,7 +86,7 @@ async fn wait(
     Ok(BUSY)
 }
 
-/// With the session as it is now, which after the end of the run that was asked may be another's.
+/// Prints the answer, with the session as it is now. Another run may hold it, if the run that was asked has ended.
 fn tell(global: &Global, asked: &Asked, mut session: Value, ended: Option<bool>) -> Result<(), Failure> {
     let (key, holder) = (asked.key(), asked.holder());
     if global.json {

@@ -1,20 +1,20 @@
-//! The terminal: who has its foreground.
+//! The terminal, and which process group has its foreground.
 //!
-//! CMD runs in a process group of its own, so it must be given the foreground to be able to read, and to be the
-//! one whom Ctrl-C and Ctrl-Z reach. The command takes it back when CMD stops or ends.
+//! CMD runs in a process group of its own. This group must have the foreground, so that CMD can read from the terminal
+//! and gets the signals of Ctrl-C and Ctrl-Z. The command takes the foreground back when CMD stops or ends.
 //!
 //! The order of things: [`group_for_program`](Terminal::group_for_program) → the guardian is ready →
 //! [`lend`](Terminal::lend) → go. CMD stopped → [`follow_stop`](Terminal::follow_stop) → the lease is still held →
-//! `lend`, and SIGCONT for CMD. The last two also when this process gets a SIGCONT at any other time: `fg` after
-//! `bg`. CMD ended → [`take_back`](Terminal::take_back).
+//! `lend`, and SIGCONT for CMD. The last two steps also follow when this process gets a SIGCONT at another time (`fg`
+//! after `bg`). CMD ended → [`take_back`](Terminal::take_back).
 //!
-//! In a group shared with others, Ctrl-C and Ctrl-Z come to this process as well as to CMD: SIGINT and SIGQUIT
-//! are then CMD's to answer.
+//! In a group that CMD shares with others, the signals of Ctrl-C and Ctrl-Z go to this process as well as to CMD. CMD
+//! then decides what SIGINT and SIGQUIT mean.
 //!
-//! Its modes are kept in mind when CMD is given the terminal, and set again by
-//! [`restore_modes`](Terminal::restore_modes) when CMD could not do so itself.
+//! The terminal's modes are noted before CMD is given the terminal. [`restore_modes`](Terminal::restore_modes) sets
+//! them again if CMD could not do so itself.
 //!
-//! Whoever uses this has SIGTSTP blocked in every thread, so that it stops where it says so.
+//! The caller must have SIGTSTP blocked in every thread, so that this process stops only where it means to.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -37,14 +37,14 @@ pub(crate) struct Terminal {
     tty: File,
     own_group: Pid,
     lent_to: Option<Pid>,
-    /// Before CMD had it.
+    /// The modes before CMD had the terminal.
     modes: Option<Termios>,
-    /// Whether what CMD prints goes to a terminal: only then it may fill the screen, and not a pager beside it.
+    /// Whether CMD's output goes to a terminal. If not, another program, such as a pager, may use the screen.
     is_printed_on: bool,
 }
 
 impl Terminal {
-    /// `None` without a terminal.
+    /// Opens the controlling terminal; `None` if there is none.
     pub(crate) fn open() -> Option<Self> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         let is_printed_on = io::stdout().is_terminal();
@@ -53,27 +53,27 @@ impl Terminal {
         Some(terminal)
     }
 
-    /// Behind, they are another program's.
+    /// Notes the modes, unless this process is in the background, where they are another program's.
     fn note_modes(&mut self) {
         if self.modes.is_none() && self.is_ours() {
             self.modes = tcgetattr(&self.tty).ok();
         }
     }
 
-    /// Whether CMD was given it, and has not given it back.
+    /// Whether CMD was given the terminal and it was not taken back.
     pub(crate) fn is_lent(&self) -> bool {
         self.lent_to.is_some()
     }
 
-    /// Whether this process is in the foreground: only then there is something to give.
+    /// Whether this process has the foreground, and so can give it to CMD.
     pub(crate) fn is_ours(&self) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|foreground| foreground == self.own_group)
     }
 
-    /// The group in which CMD has the terminal as it would without this command.
+    /// The process group that CMD must run in, to have the terminal as it would without this command.
     ///
-    /// Only one group can have the foreground. When this process shares its group (`tenure run … | less`, or a
-    /// script), the others need it too, and Ctrl-C is for all of them: then CMD joins the group.
+    /// Only one group can have the foreground. When this process shares its group with others (`tenure run … | less`,
+    /// or a script), these need the foreground, too, and Ctrl-C is for all of them. CMD then joins the group.
     pub(crate) fn group_for_program(&self) -> Group {
         if self.is_ours() && is_shared(self.own_group) {
             Group::Shared(self.own_group.as_raw_pid().unsigned_abs())
@@ -82,8 +82,7 @@ impl Terminal {
         }
     }
 
-    /// Gives the foreground to CMD, by its process id, when it has a group of its own and the foreground is ours to
-    /// give.
+    /// Gives the foreground to CMD's group, if that is CMD's own and this process has the foreground.
     pub(crate) fn lend(&mut self, group: Group, program: u32) -> io::Result<()> {
         let leader = program.try_into().ok().and_then(Pid::from_raw);
         let Some(leader) = leader.filter(|_| group == Group::Own && self.is_ours()) else { return Ok(()) };
@@ -93,8 +92,8 @@ impl Terminal {
         Ok(())
     }
 
-    /// Takes the foreground back from CMD's group, or from a group of its tree that is no more; never from
-    /// others, such as the shell after `bg`.
+    /// Takes the foreground back from CMD's group, or from a group that has no processes any more. Never takes it from
+    /// other groups, such as the shell's after `bg`.
     pub(crate) fn take_back(&mut self) {
         let Some(borrower) = self.lent_to.take() else { return };
         let Ok(foreground) = tcgetpgrp(&self.tty) else { return };
@@ -104,16 +103,15 @@ impl Terminal {
         }
     }
 
-    /// CMD, in a group of its own, has stopped: takes the foreground back and stops this process and its group, as
-    /// Ctrl-Z does. Returns when it was continued, in the foreground or behind as [`is_ours`](Self::is_ours) then says;
-    /// or at once, when nobody is there who could continue us.
+    /// Called when CMD, in a group of its own, has stopped. Takes the foreground back and stops this process and its
+    /// group, as Ctrl-Z does. Returns when this process was continued; [`is_ours`](Self::is_ours) then says whether in
+    /// the foreground. Returns at once if no process could continue this one.
     pub(crate) fn follow_stop(&mut self) {
         self.take_back();
         suspend_group();
     }
 
-    /// Takes the foreground back, and sets the modes as they were: for a CMD that has been killed in the middle of
-    /// whatever it did on the screen.
+    /// Takes the foreground back and restores the modes, for a CMD that was killed and so could not restore them.
     pub(crate) fn restore_modes(&mut self) {
         self.take_back();
         let Some(modes) = self.modes.as_ref().filter(|_| self.is_printed_on && self.is_ours()) else {
@@ -128,7 +126,7 @@ impl Terminal {
     }
 }
 
-/// The kernel stops whoever changes a terminal in the background, unless SIGTTOU is blocked.
+/// Changes the terminal with SIGTTOU blocked. Otherwise the kernel would stop a process in the background that does so.
 fn blocking_ttou(change: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let before = SigSet::from_iter([Number::SIGTTOU]).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let result = change();
@@ -142,19 +140,19 @@ impl Drop for Terminal {
     }
 }
 
-/// Whether others are in the group of this process.
+/// Whether this process shares its group with other processes.
 fn is_shared(group: Pid) -> bool {
     let pids = fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| {
         let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
         Some(pid).filter(|pid| *pid != std::process::id())
     });
-    // A zombie shares nothing any more.
+    // A zombie does not use the terminal any more.
     let mut others = pids.filter_map(ProcStat::of).filter(|stat| stat.state != 'Z');
     others.any(|other| other.group == group.as_raw_pid())
 }
 
-/// Stops this process, as SIGTSTP would if it were not caught. The kernel stops none whom nobody could continue: a
-/// group without a shell, process 1.
+/// Stops this process, as SIGTSTP would if it were not blocked. The kernel does not stop a process that no other
+/// process could continue: process 1, or a process in a group without a shell.
 pub(crate) fn suspend_alone() {
     let _ = kill_process(getpid(), Signal::TSTP);
     let_be_stopped();
@@ -165,7 +163,7 @@ fn suspend_group() {
     let_be_stopped();
 }
 
-/// The signal has come; unblocked, it stops this process here. SIGCONT takes it away again.
+/// Unblocks the pending SIGTSTP, which stops this process here. SIGCONT removes a pending SIGTSTP.
 fn let_be_stopped() {
     let stop = SigSet::from_iter([Number::SIGTSTP]);
     let _ = stop.thread_unblock().and_then(|()| stop.thread_block());

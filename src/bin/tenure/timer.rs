@@ -1,4 +1,4 @@
-//! The boot clock as something to wait for.
+//! A timer on the boot clock.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use rustix::time::{
 };
 use tenure::clock::BootInstant;
 
-/// Wakes whoever waits for it at an instant of the boot clock, which ordinary time-outs do not follow in suspend.
+/// Becomes readable at an instant of the boot clock. Ordinary time-outs do not count time in suspend.
 #[derive(Debug)]
 pub(crate) struct Timer {
     pub(crate) file: OwnedFd,
@@ -28,7 +28,7 @@ impl Timer {
             return;
         }
         self.armed = at;
-        // All zero disarms; an instant to come is later than that.
+        // Zero disarms the timer. No instant in the future is zero.
         let nanos = at.map_or(0, BootInstant::as_nanos);
         let it_value = Timespec {
             tv_sec: (nanos / 1_000_000_000).try_into().unwrap_or(i64::MAX),

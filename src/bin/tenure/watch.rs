@@ -1,4 +1,4 @@
-//! `tenure watch`: a session now, and a line at every change.
+//! `tenure watch`: prints a session now, and a line at every change.
 
 use std::{
     pin::pin,
@@ -19,11 +19,11 @@ use crate::{
     show,
 };
 
-/// How often to look for a file that is not there yet, or a server that does not answer.
+/// How often to look for a file that does not exist yet, or to ask a server that does not answer.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// When a server counts as one that does not answer.
+/// After how long a server counts as one that does not answer.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
-/// How often to see whether anybody reads (`tenure watch … | head -n 1`), when there is nothing to say.
+/// How often to check whether anybody reads the output (`tenure watch … | head -n 1`) while nothing changes.
 const LOOK_FOR_READER: Duration = Duration::from_secs(1);
 
 pub(crate) async fn watch(global: &Global, args: &WatchArgs) -> Result<u8, Failure> {
@@ -41,8 +41,8 @@ pub(crate) async fn watch(global: &Global, args: &WatchArgs) -> Result<u8, Failu
     Ok(0)
 }
 
-/// Waits for a database that is not there yet, or does not answer; not for one that certainly will not do. `None` when
-/// nobody reads any more.
+/// Waits for a database that does not exist yet or does not answer. An error that does not go away is returned. `None`
+/// when nobody reads the output any more.
 async fn start(
     global: &Global,
     key: &SessionKey,
@@ -55,7 +55,7 @@ async fn start(
             None => (Absent::Missing, format!("{} does not exist yet; waiting for it", database.location()?)),
             Some(builder) => match waiting.start(builder).await? {
                 Ok(supervisor) => return Ok(Some(supervisor)),
-                // Whoever makes it is not done yet.
+                // Another process has created the file and is still creating its schema.
                 Err(StartError::Store(error @ StoreError::SchemaMissing { .. })) if was_missing => {
                     (Absent::Missing, error.to_string())
                 }
@@ -76,13 +76,13 @@ async fn start(
 /// Why there is nothing to watch yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Absent {
-    /// What is not there has no sessions; whoever makes it may be about to.
+    /// The database does not exist yet, so nobody holds the session.
     Missing,
-    /// Who holds the session is not known.
+    /// The database does not answer, so it is not known who holds the session.
     Silent,
 }
 
-/// What has been told while there is nothing to watch.
+/// Reports why there is nothing to watch yet, once for each reason in a row.
 struct AbsenceReport<'a> {
     global: &'a Global,
     key: &'a SessionKey,
@@ -103,7 +103,7 @@ impl AbsenceReport<'_> {
         Ok(starting.await)
     }
 
-    /// A line at each change; `false` when nobody reads any more.
+    /// Prints a line if the reason has changed. Returns `false` when nobody reads the output any more.
     fn tell(&mut self, absent: Absent, why: &str) -> Result<bool, Failure> {
         if self.told.replace(absent) == Some(absent) {
             return Ok(true);
@@ -119,7 +119,7 @@ impl AbsenceReport<'_> {
     }
 }
 
-/// Whether somebody may still read what is written, as far as can be known without writing.
+/// Whether somebody may still read stdout, as far as that can be known without writing.
 #[cfg(unix)]
 fn has_reader() -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -136,7 +136,7 @@ fn has_reader() -> bool {
     true
 }
 
-/// `false` when nobody reads any more.
+/// Prints what was observed. Returns `false` when nobody reads the output any more.
 fn tell(global: &Global, key: &SessionKey, observed: &Observed) -> Result<bool, Failure> {
     let line = match global.json {
         true => json_of(key, observed).to_string(),

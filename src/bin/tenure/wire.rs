@@ -1,32 +1,32 @@
-//! What the command and its guardian say to each other.
+//! The protocol between the command and its guardian.
 //!
-//! One Unix socket, which the guardian inherits; lines of words. The guardian is set up by its arguments, so
-//! that it has a deadline before it hears anything:
+//! They exchange lines of words over a Unix socket that the guardian inherits. The guardian is set up by its arguments,
+//! so that it has a deadline before the first order:
 //!
 //!     tenure __guardian FD RUN_ID TRUSTED_UNTIL KILL_AT GRACE_MS own|GROUP BLOCKED,IGNORED [leave=NAME…] -- CMD [ARG…]
 //!
-//! Orders, to the guardian; its end of file is the command's death:
+//! Orders, to the guardian. The end of the file means that the command has died:
 //!
 //!     trust TRUSTED_UNTIL KILL_AT   a renewal, in nanoseconds of the boot clock
-//!     go                            start CMD; a stop, or the end of trust, before it means: never
+//!     go                            start CMD, unless a stop or the end of trust came before
 //!     stop GRACE_MS                 end the tree; a second one can only shorten the grace
-//!     stop GRACE_MS N               the same, but CMD's group is told by this signal, and the rest when CMD has ended
-//!     stop GRACE_MS manager         the same, but a service manager may tell CMD: it has, if it tells the guardian
+//!     stop GRACE_MS N               the same, but CMD's group gets this signal; the rest is told when CMD has ended
+//!     stop GRACE_MS manager         the same, but a service manager may tell CMD: it does if it tells the guardian
 //!     signal N                      pass on to CMD
 //!     signal-group N                pass on to CMD's group, where it has its own
 //!
-//! Reports, from the guardian; an end of file without `tree-empty` is the guardian's death:
+//! Reports, from the guardian. The end of the file without `tree-empty` means that the guardian has died:
 //!
-//!     ready PID                     CMD's process is there and waits for `go`
-//!     started PID                   it runs CMD now
-//!     cannot-start ERRNO TEXT       it could not: 2 (ENOENT) is not found, all else cannot be executed
-//!     stopped N | continued         CMD's job control; silent while the tree is being ended
-//!     exited CODE | signaled N      CMD's end; its descendants are ended next
-//!     overdue                       trusted-until has passed: the tree is being ended, by KILL_AT at the latest
-//!     heard N                       so many orders have come so far
-//!     killed PID NAME               SIGTERM had not sufficed for this one
-//!     left PID NAME                 this one lives on, as `--leave` allows
-//!     survivors PID…                not even SIGKILL; tried again until
+//!     ready PID                     CMD's process exists and waits for `go`
+//!     started PID                   the process runs CMD now
+//!     cannot-start ERRNO TEXT       the process could not run CMD: 2 (ENOENT) is not found, else it cannot be executed
+//!     stopped N | continued         CMD was stopped or continued; not reported while the tree is being ended
+//!     exited CODE | signaled N      CMD has ended; its descendants are ended next
+//!     overdue                       TRUSTED_UNTIL has passed: the tree is being ended, and killed by KILL_AT
+//!     heard N                       the guardian has received so many orders so far
+//!     killed PID NAME               SIGTERM did not end this process
+//!     left PID NAME                 this process lives on, as `--leave` allows
+//!     survivors PID…                SIGKILL did not end these processes; it is tried again
 //!     tree-empty                    nothing of the tree is alive. The last line
 
 use std::{ffi::OsString, fmt, str::FromStr, time::Duration};
@@ -39,12 +39,12 @@ pub(crate) const GUARDIAN: &str = "__guardian";
 pub(crate) const LAUNCH: &str = "__launch";
 const LEAVE: &str = "leave=";
 
-/// Until when CMD may run.
+/// Until when CMD may run, by the boot clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Deadlines {
     /// From here on CMD is told to end.
     pub(crate) until: BootInstant,
-    /// `until` and half the safety margin: here it is killed, and has as long again to be gone.
+    /// `until` plus half the safety margin. CMD is killed then, and has as long again to be gone.
     pub(crate) kill_at: BootInstant,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Deadlines {
 pub(crate) enum Group {
     /// Its own.
     Own,
-    /// This one, with others: they want the terminal at the same time.
+    /// This one, which it shares with others that need the terminal at the same time.
     Shared(u32),
 }
 
@@ -62,10 +62,10 @@ pub(crate) enum Group {
 pub(crate) struct Setup {
     pub(crate) run: RunId,
     pub(crate) trust: Deadlines,
-    /// For what CMD leaves behind, and for CMD when the command dies.
+    /// The grace for processes that CMD leaves behind, and for CMD when the command dies.
     pub(crate) grace: Duration,
     pub(crate) group: Group,
-    /// How CMD shall stand to signals.
+    /// The signals that CMD is to block and ignore.
     pub(crate) dispositions: Dispositions,
     /// The names of processes that may outlive the run.
     pub(crate) leave: Vec<String>,
@@ -86,7 +86,7 @@ pub(crate) enum ToldBy {
     Sigterm,
     /// This signal to CMD's group; the rest is told when CMD has ended, as always.
     Signal(i32),
-    /// Perhaps by the service manager that has told the command.
+    /// Perhaps by the service manager, which has told the command; otherwise by SIGTERM to the whole tree.
     Manager,
 }
 
@@ -114,11 +114,11 @@ pub(crate) enum Report {
     },
     Survivors(Vec<u32>),
     TreeEmpty,
-    /// Never on the wire: the guardian has died or stands still, and its work is being done by the command.
+    /// Never on the wire: the guardian has died or stands still, and the command does its work.
     GuardianLost,
 }
 
-/// A line or an argument that the other side would not write.
+/// A line or an argument that cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Garbled;
 
@@ -257,14 +257,14 @@ impl FromStr for Report {
     }
 }
 
-/// Takes whole lines out of what was received; the rest stays.
+/// Takes the first whole line out of the received bytes; `None` if there is none.
 pub(crate) fn take_line(received: &mut Vec<u8>) -> Option<String> {
     let end = received.iter().position(|byte| *byte == b'\n')?;
     let line: Vec<_> = received.drain(..=end).collect();
     Some(String::from_utf8_lossy(&line[..end]).into_owned())
 }
 
-/// A program may name itself with any bytes.
+/// Replaces control characters: a process may give itself a name with line breaks.
 fn one_line(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
 }

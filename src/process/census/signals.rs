@@ -1,4 +1,4 @@
-//! Signals to the members of a tree, sent so that none reaches a stranger.
+//! Sends signals to the members of a tree, such that none reaches a stranger.
 
 use std::{collections::HashSet, io};
 
@@ -13,7 +13,8 @@ use super::Census;
 use crate::process::{Member, ProcessIdentity, table::ProcessEntry};
 
 impl Census {
-    /// Sends a signal to the groups whose leader is there, if only as a zombie: whoever is in them then, known or not.
+    /// Sends a signal to every group whose leader is still in the table, even as a zombie. It reaches all processes in
+    /// the group, known or not.
     pub(in crate::process) fn signal_led_groups(&self, signal: Signal) {
         for (group, start) in &self.groups {
             let leads = |entry: ProcessEntry| entry.id.start == *start && entry.leads_group();
@@ -24,8 +25,8 @@ impl Census {
         }
     }
 
-    /// Sends a signal to all members: to a whole group at once where it is the tree's own, so that no fork in it
-    /// can slip through; else one by one. That one is gone, or may not be signalled, shows at the next look.
+    /// Sends a signal to all members. A group that belongs to the tree gets it as a whole, so that no fork in it is
+    /// missed. The other members get it one by one. Errors are ignored: the next look shows who is still alive.
     pub(in crate::process) fn signal_all(&self, members: &[Member], signal: Signal) {
         let mut reached = HashSet::new();
         for member in members {
@@ -39,8 +40,8 @@ impl Census {
         }
     }
 
-    /// Whether a group of the tree can be signalled at once: this process is not in it, and nobody who is to be left can
-    /// be.
+    /// Whether a group of the tree may be signalled as a whole: this process is not in it, and no process that may live
+    /// on can be in it.
     pub(super) fn is_ours_alone(&self, group: i32) -> bool {
         group != getpgrp().as_raw_pid() && self.leave.is_empty()
     }
@@ -55,8 +56,9 @@ fn is_still(id: ProcessIdentity) -> bool {
     ProcessEntry::read(id.pid).is_some_and(|entry| entry.id == id)
 }
 
-/// A group cannot change owners while a member is in it; that one is, was seen a moment ago. For the id to come
-/// round again, tens of thousands of processes would have to start in that moment.
+/// Sends a signal to the group of a member. A group's id cannot be recycled while the member is in it, and that is
+/// checked just before. For the id to be recycled in between, tens of thousands of processes would have to start in
+/// that moment.
 fn send_to_group_of(member: &Member, signal: Signal) -> bool {
     let is_there = ProcessEntry::read(member.id.pid)
         .is_some_and(|entry| entry.id == member.id && entry.group == member.group && entry.is_alive());
@@ -67,10 +69,10 @@ fn send_to_group_of(member: &Member, signal: Signal) -> bool {
 fn send(id: ProcessIdentity, signal: Signal) -> io::Result<()> {
     let Some(pid) = Pid::from_raw(id.pid) else { return Ok(()) };
     match pidfd_open(pid, PidfdFlags::empty()) {
-        // The identity is checked when the descriptor already holds the process.
+        // The identity is checked after the descriptor is open, because from then on it cannot change.
         Ok(process) if is_still(id) => Ok(pidfd_send_signal(process, signal)?),
         Ok(_) | Err(Errno::SRCH) => Ok(()),
-        // No such call in an old kernel or a sandbox, or no descriptor left.
+        // An old kernel or a sandbox has no pidfd, or there is no free descriptor.
         Err(_) if is_still(id) => Ok(kill_process(pid, signal)?),
         Err(_) => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! The way from a member to all that belong to it, over one table.
+//! Walks from members to all the processes that belong to them, over one table.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::process::table::Table;
 pub(super) struct Walk<'a> {
     table: &'a Table,
     inside: HashSet<usize>,
-    /// Of those inside, from whom the way has not been followed yet.
+    /// Those in `inside` from which the walk has not continued yet.
     open: Vec<usize>,
     own_pid: i32,
 }
@@ -24,7 +24,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Nobody but the descendants.
+    /// Adds only descendants.
     pub(super) fn follow_children(mut self) -> HashSet<usize> {
         let table = self.table;
         while let Some(index) = self.open.pop() {
@@ -34,7 +34,7 @@ impl<'a> Walk<'a> {
         self.inside
     }
 
-    /// Descendants, and whoever is in a group or session that is led from inside; but for those who are barred.
+    /// Adds descendants, and the processes in a group or session that a process inside leads. Skips those in `barred`.
     pub(super) fn follow(mut self, barred: &HashSet<usize>) -> HashSet<usize> {
         let table = self.table;
         while let Some(index) = self.open.pop() {

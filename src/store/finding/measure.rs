@@ -1,4 +1,4 @@
-//! Numbers, and what they mean for leases.
+//! Measured latencies and clocks, and what they mean for leases.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ pub(crate) struct Latency {
 }
 
 impl Latency {
-    /// `None` without any time.
+    /// `None` when nothing was measured.
     pub(crate) fn of(mut taken: Vec<Duration>) -> Option<Self> {
         taken.sort();
         let (median, worst) = (*taken.get(taken.len() / 2)?, *taken.last()?);
         Some(Self { median, worst, times: taken.len() })
     }
 
-    /// A renewal has a tenth of the ttl. It should take no more than a third of that, even at the worst.
+    /// One attempt to renew has a tenth of the ttl. Even the slowest should take no more than a third of that.
     pub(crate) fn finding(self, check: &'static str, causes: &str) -> Finding {
         let Self { median, worst, times } = self;
         let found = format!("median {}, worst of {times} {}", millis(median), millis(worst));
@@ -46,18 +46,18 @@ impl Latency {
     }
 }
 
-/// One reading of the database's clock between two of the local ones.
+/// One reading of the database's clock, between two readings of the local clocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClockSample {
     sent: Reading,
     received: Reading,
     database_micros: i64,
-    /// The database's clock ticks so seldom.
+    /// The resolution of the database's clock.
     tick: Duration,
 }
 
 impl ClockSample {
-    /// To be called with the reading that was taken just before asking, as soon as the answer is there.
+    /// Call this as soon as the answer is there. `sent` is the local reading from just before the question.
     pub(crate) fn ending_now(sent: Reading, database_micros: i64, tick: Duration) -> Self {
         Self { sent, received: SystemClock.reading(), database_micros, tick }
     }
@@ -66,28 +66,28 @@ impl ClockSample {
         self.received.boot.saturating_since(self.sent.boot)
     }
 
-    /// The database's clock less the local one, in microseconds, true to half a round trip.
+    /// The database's clock minus the local one, in microseconds, accurate to half a round trip.
     fn offset(&self, local: fn(&Reading) -> Duration) -> f64 {
         let middle = (local(&self.sent) + local(&self.received)) / 2;
         self.database_micros as f64 - middle.as_secs_f64() * 1e6
     }
 }
 
-/// The database's clock beside the local ones.
+/// How the database's clock differs from the local ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clocks {
-    /// Ahead of the local wall clock, in microseconds.
+    /// How far it is ahead of the local wall clock, in microseconds.
     offset: f64,
     offset_uncertainty: f64,
-    /// Faster than the local boot clock, in parts per million.
+    /// How much faster it runs than the local boot clock, in parts per million.
     rate: f64,
     rate_uncertainty: f64,
     over: Duration,
 }
 
 impl Clocks {
-    /// The quickest answer of the first quarter and that of the last tell the most. `None` with fewer than four
-    /// samples.
+    /// Compares the quickest answer of the first quarter with that of the last: quick answers have the least
+    /// uncertainty. `None` with fewer than four samples.
     pub(crate) fn of(samples: &[ClockSample]) -> Option<Self> {
         let quarter = samples.len() / 4;
         let quickest = |some: &[ClockSample]| some.iter().min_by_key(|sample| sample.round_trip()).copied();
@@ -108,15 +108,15 @@ impl Clocks {
         })
     }
 
-    /// By how much the clocks of two databases differ at the least.
+    /// The least difference between the clocks of two databases, after subtracting the uncertainty of both.
     #[cfg(feature = "postgres")]
     pub(crate) fn apart_from(&self, other: &Self) -> Duration {
         let uncertain = self.offset_uncertainty + other.offset_uncertainty;
         Duration::from_secs_f64(((self.offset - other.offset).abs() - uncertain).max(0.0) / 1e6)
     }
 
-    /// Of the clock of another machine, most likely. The offset is for people only: no instant of the database is ever
-    /// compared with a local one.
+    /// The finding about a database's clock that is most likely another machine's. The offset is for people only: no
+    /// instant of the database is ever compared with a local one (invariant I2).
     #[cfg(feature = "postgres")]
     pub(crate) fn finding(&self) -> Finding {
         let Self { offset, offset_uncertainty, .. } = *self;
@@ -130,7 +130,7 @@ impl Clocks {
         self.judged(found)
     }
 
-    /// Of this machine's own wall clock.
+    /// The finding about a database that uses this machine's wall clock.
     #[cfg(feature = "sqlite")]
     pub(crate) fn finding_of_this_machine(&self) -> Finding {
         self.judged(format!("this machine's, {}", self.rates()))
@@ -163,10 +163,10 @@ impl Clocks {
     }
 }
 
-/// Assumption A3, in parts per million.
+/// The greatest difference of the clocks' rates that assumption A3 allows, in parts per million.
 const GREATEST_RATE: f64 = 10_000.0;
 
-/// For people.
+/// The duration as a text for people.
 pub(crate) fn millis(duration: Duration) -> String {
     format!("{:.2} ms", as_millis(duration))
 }
@@ -182,7 +182,7 @@ mod tests {
 
     const MILLI: u64 = 1_000_000;
 
-    /// A local clock that reads `at` milliseconds of boot time, and the wall clock ahead of it by a second.
+    /// A reading of `at` milliseconds on the boot clock, with the wall clock a second ahead.
     fn reading(at: u64) -> Reading {
         let boot = Duration::from_millis(at);
         Reading {
@@ -197,7 +197,7 @@ mod tests {
         ClockSample { sent: reading(sent), received: reading(received), database_micros, tick }
     }
 
-    /// With answers in between that tell less.
+    /// With slower answers in between, which must not count.
     fn clocks(early: ClockSample, late: ClockSample) -> Clocks {
         let slow = sample(500, 900, 7_000_000);
         Clocks::of(&[slow, early, slow, slow, slow, slow, late, slow]).unwrap()

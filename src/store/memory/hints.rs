@@ -1,4 +1,4 @@
-//! Hints within the process, as long as the test lets them arrive.
+//! Hints within the process. They arrive as long as the test lets them.
 
 use futures::{FutureExt, StreamExt, channel::mpsc, future::BoxFuture};
 
@@ -38,12 +38,12 @@ impl Listener for MemoryListener {
 }
 
 impl State {
-    /// Tells whoever listens for the holder's node.
+    /// Sends a hint to every listener of the holder's node.
     pub(super) fn hint(&mut self, holder: &Holder) {
         self.listeners.retain(|(_, listener)| !listener.is_closed());
         let reachable = !self.hints_lost && self.fault == Fault::None;
         for (_, listener) in self.listeners.iter().filter(|(node, _)| reachable && *node == holder.node) {
-            // Whoever has gone meanwhile needs no hint.
+            // A listener that was dropped in the meantime needs no hint.
             let _ = listener.unbounded_send(holder.run_id);
         }
     }

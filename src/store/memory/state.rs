@@ -1,4 +1,4 @@
-//! The rows, and what each statement does to them.
+//! The rows in memory, and what each statement does to them.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -34,7 +34,7 @@ pub(super) struct State {
     pub(super) hints_lost: bool,
 }
 
-/// What happens when the server goes on; takes the clock of that moment.
+/// A call that happens when the server continues. Its `i64` is the clock at that time.
 pub(super) type FrozenStatement = Box<dyn FnOnce(&mut State, i64) + Send>;
 
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ pub(super) struct Row {
 }
 
 impl State {
-    /// A statement is executed as a whole or not at all.
+    /// Rejects the whole statement if the row of one of its keys may not be written.
     pub(super) fn check<'a>(
         &mut self,
         mut keys: impl ExactSizeIterator<Item = &'a SessionKey>,

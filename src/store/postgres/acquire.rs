@@ -1,4 +1,4 @@
-//! Acquire: the one verb that may need more than one statement.
+//! Acquire. One statement grants or refuses; further statements are for items that lost a race or found a locked row.
 
 use sqlx::postgres::PgRow;
 
@@ -18,18 +18,19 @@ use crate::{
 
 pub(super) const ACQUIRE: &str = include_str!("acquire.sql");
 
-/// How often an item is asked for. A second time is for one that lost a race and then found nobody there, or whose row was
-/// locked.
+/// How many times an item is tried. The second time is for an item that lost a race and then found no holder, or whose
+/// row was locked.
 const ROUNDS: usize = 2;
 
-/// What is known of an item after one statement.
+/// What is known about an item after one statement.
 enum AcquireVerdict {
     Final(AcquireOutcome),
-    /// The row is this run's, but its fence may have been issued again since: "Fences" in the migration explains it.
+    /// The row is this run's, but its fence may have been issued a second time. "Fences" in the migration explains
+    /// this.
     Unsettled,
-    /// Another run was faster, and this statement's snapshot is too old to show it. Or a trigger swallows the row.
+    /// Another run was faster, and this statement's snapshot is too old to show it. Or a trigger suppresses the write.
     LostRace,
-    /// This holder's lease has expired, and its row is locked, either for a moment by a statement or by a pin.
+    /// This holder's lease has expired, and its row is locked: by a statement for a moment, or by a pin.
     LockedExpired(Box<Holder>),
 }
 
@@ -59,10 +60,10 @@ pub(super) async fn acquire(
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or(AcquireOutcome::Locked)).collect())
 }
 
-/// How much oftener an item is asked for before a trigger is blamed. A race may be lost twice, but hardly so often.
+/// How many more times an item is tried before a trigger is blamed. A run may lose a race twice, but hardly this often.
 const MORE_ROUNDS: usize = 3;
 
-/// For one item alone that has lost a race in every round, or whose row a trigger swallows.
+/// Tries a single item again that has lost a race in every round. The cause may be a trigger that suppresses the write.
 async fn among_triggers(
     connection: &mut Connection,
     items: &[Acquire],
@@ -74,7 +75,7 @@ async fn among_triggers(
         let locked = asked.map_err(|error| fault::after_a_change(error, connection.location()))?;
         match outcome {
             [Some(outcome)] => return Ok(outcome),
-            // It is somebody's after all.
+            // Another run has the row, so it was a race after all.
             [None] if !locked.is_empty() => return Ok(AcquireOutcome::Locked),
             [None] => {}
         }
@@ -85,8 +86,8 @@ async fn among_triggers(
 /// Items whose row is locked, each with the holder of the expired lease.
 type Locked = Vec<(usize, Box<Holder>)>;
 
-/// Asks for the open items and fills in their outcomes. Those that are worth asking for again stay open; the answer names
-/// the locked ones among them.
+/// Tries the open items and fills in their outcomes. Items that are worth another try stay open. Returns those of them
+/// that are locked.
 async fn ask(
     connection: &mut Connection,
     items: &[Acquire],
@@ -111,15 +112,15 @@ async fn ask(
             Some(row) => judge(connection, &items[item], &row)?,
             None => None,
         };
-        // A row that was granted and is gone again was released in the meantime. It is not asked for again: that grant would
-        // come after its own release, and nobody would give it back.
+        // If a granted row is gone, it was released in the meantime. It must not be acquired again: that grant would
+        // come after the run's own release, and nothing would release it.
         outcomes[item] = judged.or(otherwise);
     }
     Ok(locked)
 }
 
-/// Those of the locked items that are pinned by a transaction of their last holder. It keeps them until it ends, which may
-/// take long.
+/// The locked items whose row is pinned by a transaction of the last holder. Such a lock lasts until that transaction
+/// ends, which may take long.
 async fn pinned(
     connection: &mut Connection,
     items: &[Acquire],
@@ -146,7 +147,7 @@ async fn pinned(
     Ok(locked.into_iter().zip(is_pinned).filter_map(|(item, is_pinned)| is_pinned.then_some(item)).collect())
 }
 
-/// The outcome that a row shows which was read after a race. `None` for an expired lease of another run.
+/// The outcome according to a row that was read after a race. `None` for an expired lease of another run.
 fn judge(connection: &Connection, item: &Acquire, row: &PgRow) -> Result<Option<AcquireOutcome>, StoreError> {
     let holder = row::holder(connection, row)?;
     if holder.run_id == item.run_id {
@@ -172,7 +173,7 @@ async fn grant_or_refuse(
             "granted" => AcquireVerdict::Final(AcquireOutcome::Granted(row::grant(connection, row)?)),
             "busy" => AcquireVerdict::Final(AcquireOutcome::Busy(Box::new(row::holder(connection, row)?))),
             "locked" => match row::holder(connection, row)? {
-                // An earlier attempt of the same run.
+                // The row is the run's own, from an earlier attempt.
                 holder if holder.run_id == items[item].run_id => {
                     AcquireVerdict::Final(AcquireOutcome::Locked)
                 }

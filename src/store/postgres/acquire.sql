@@ -1,6 +1,6 @@
 -- $1 accounts, $2 sessions, $3 runs, $4 nodes, $5 holders, $6 phases, $7 ttls in milliseconds.
--- One row per item that was granted or refused. An item without a row lost a race that this statement's snapshot cannot
--- see, or a trigger has swallowed the row.
+-- Returns one row for each item that was granted, refused, or found locked. An item without a row has lost a race that
+-- this statement's snapshot cannot show, or a trigger has suppressed the insert.
 WITH input AS (
     SELECT
         account_id COLLATE "C" AS account_id,
@@ -11,7 +11,7 @@ WITH input AS (
     FROM unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::bigint[])
         WITH ORDINALITY AS i (account_id, session_id, run_id, node, holder, phase, ttl_ms, item)
 ),
--- A plain read: a refusal locks nothing and writes nothing.
+-- A plain read, so that a refusal locks nothing and writes nothing.
 seen AS MATERIALIZED (
     SELECT
         i.item, i.run_id AS asking, l.run_id, l.fence, l.node, l.holder, l.stage, l.phase, l.acquired_at,
@@ -19,7 +19,7 @@ seen AS MATERIALIZED (
     FROM input i
     JOIN tenure.session_lease l USING (account_id, session_id)
 ),
--- Waits for nobody, so that one locked row delays no neighbour.
+-- SKIP LOCKED: a locked row must not delay the other items.
 locked AS MATERIALIZED (
     SELECT i.item
     FROM input i
@@ -37,11 +37,12 @@ candidate AS MATERIALIZED (
 granted AS (
     INSERT INTO tenure.session_lease AS l
         (account_id, session_id, run_id, fence, node, holder, phase, acquired_at, expires_at)
-    -- Projected above the sort: each row reads the clock when it is its turn to be inserted, and its fence after.
+    -- This projection is above the sort. So each row reads the clock when its turn to be inserted comes, and then takes
+    -- its fence.
     SELECT account_id, session_id, run_id, tenure.next_fence(0), node, holder, phase, at, at + ttl
     FROM (SELECT *, clock_timestamp() AS at FROM candidate) AS timed
-    -- This rule alone decides who owns the session (invariant I4); all that precedes keeps refusals cheap and batches free of
-    -- waits. The key columns are named so that the row lock conflicts with a pin (FOR KEY SHARE).
+    -- Only this rule decides which run owns the session (invariant I4). Everything before it keeps refusals cheap and
+    -- batches free of waits. The key columns are set so that the row lock conflicts with a pin (FOR KEY SHARE).
     ON CONFLICT (account_id, session_id) DO UPDATE SET
         account_id = excluded.account_id,
         session_id = excluded.session_id,
@@ -52,7 +53,8 @@ granted AS (
         stage = CASE WHEN l.run_id = excluded.run_id THEN l.stage ELSE excluded.stage END,
         phase = CASE WHEN l.run_id = excluded.run_id THEN l.phase ELSE excluded.phase END,
         acquired_at = CASE WHEN l.run_id = excluded.run_id THEN l.acquired_at ELSE clock_timestamp() END,
-        -- Read again behind the row's lock: the projected clock is from before the wait for it.
+        -- The clock is read again under the row's lock, because the projected clock is from before the wait for the
+        -- lock.
         expires_at = greatest(l.expires_at, excluded.expires_at + (clock_timestamp() - excluded.acquired_at)),
         stop_requested_at = CASE WHEN l.run_id = excluded.run_id THEN l.stop_requested_at END,
         stop_by = CASE WHEN l.run_id = excluded.run_id THEN l.stop_by END,
@@ -66,8 +68,8 @@ granted AS (
 answer AS (
     SELECT
         CASE
-            -- The trigger fence_again may have changed the fence after RETURNING. These are its own conditions, asked
-            -- later; "Fences" in the migration explains them.
+            -- The trigger fence_again may have changed the fence after RETURNING. These are the trigger's own
+            -- conditions, evaluated here. "Fences" in the migration explains them.
             WHEN k.item IS NULL
                 AND g.read_at - g.acquired_at NOT BETWEEN interval '0' AND interval '50 microseconds'
                 AND g.floor IS DISTINCT FROM g.fence

@@ -1,4 +1,5 @@
-//! Logging in to one server, with the password as it is now. What the server has refused is not tried again and again.
+//! Logs in to one server, with the current password. A log-in that the server has refused is repeated only after a
+//! pause.
 
 use std::time::Duration;
 
@@ -17,21 +18,23 @@ use crate::store::{Bounds, StoreError};
 pub(super) struct LoginAttempt<'a> {
     server: &'a Server,
     pub(super) options: PgConnectOptions,
-    /// What must not be repeated if it is refused. `None` where each log-in has another password.
+    /// The log-in that must not be repeated at once if the server refuses it. `None` if there is no password, or if a
+    /// function gives each log-in.
     login: Option<Login>,
-    /// Why there is no password.
+    /// Why no password was found, if so.
     remark: Option<String>,
     longest_pause: Duration,
 }
 
-/// The longest pause after a refused log-in. It is shorter where an attempt has less time.
+/// The longest pause after a refused log-in. If an attempt has less time than this, the longest pause is that time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl Server {
-    /// Finds out who logs in, for a session with these bounds. With `None`, the session gets no settings of ours.
+    /// Finds user and password for a session with these bounds. With `None`, the session gets none of our settings.
     ///
     /// # Errors
-    /// The earlier refusal, while the pause after it lasts. Or a certificate is missing, or the program gave no log-in.
+    /// The earlier refusal, while the pause after it lasts. A certificate is missing. The program's function gave no
+    /// log-in.
     pub(super) async fn log_in(&self, bounds: Option<Bounds>) -> Result<LoginAttempt<'_>, StoreError> {
         let longest_pause = bounds.map_or(LONGEST_PAUSE, |bounds| bounds.statement.min(LONGEST_PAUSE));
         let FoundPassword { password, remark } = self.read_files().await?;
@@ -64,7 +67,7 @@ impl Server {
         })
     }
 
-    /// Reads on a thread of its own: renewals wait on this one, and a home directory may be on the network.
+    /// Reads the files on another thread. Renewals run on this one, and a home directory may be on the network.
     async fn read_files(&self) -> Result<FoundPassword, StoreError> {
         if let Some(found) = self.passwords.without_files().filter(|_| !self.tls.has_files()) {
             return Ok(found);
@@ -80,7 +83,7 @@ impl Server {
 }
 
 impl LoginAttempt<'_> {
-    /// Waits for the connection, no longer than the URL allows, and notes whether it was refused.
+    /// Waits for the connection, at most as long as the URL allows, and records whether the log-in was refused.
     pub(super) async fn complete<T>(
         self,
         connecting: impl Future<Output = Result<T, sqlx::Error>>,

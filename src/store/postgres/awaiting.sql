@@ -1,4 +1,5 @@
--- $1 bigint: how long a commit may take, in milliseconds. As in probe.sql.
+-- Whether commits in this database wait too long for a synchronous standby, as in probe.sql.
+-- $1 bigint: how long a commit may take, in milliseconds.
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_stat_activity
     WHERE wait_event = 'SyncRep'

@@ -1,7 +1,7 @@
-//! Opening a connection to the server that takes writes, among those that the URL names.
+//! Opens a connection to the server that takes writes, among those that the URL names.
 //!
-//! A primary that was demoted still accepts connections and answers reads. So each new connection first asks its
-//! server whether it takes writes.
+//! A primary that was demoted still accepts connections and answers reads. So each new connection first asks its server
+//! whether it takes writes.
 
 use std::{
     future::pending,
@@ -27,12 +27,13 @@ use super::{
 };
 use crate::store::{Bounds, StoreError};
 
-/// A connection to a server that takes writes and has a schema that this release can work with.
+/// Opens a connection to a server that takes writes and has a schema that this release can work with.
 pub(super) async fn to_work(target: &Target, bounds: Bounds) -> Result<Connection, StoreError> {
     search(target, bounds, |server| visit(server, bounds, Purpose::Work)).await
 }
 
-/// A connection that is only to read: to the server that takes writes if there is one, else to one that does not.
+/// Opens a connection that only reads. It goes to the server that takes writes if that can be reached, and otherwise to
+/// a standby.
 pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Connection, StoreError> {
     let second_best = Mutex::new(None);
     let found = search(target, bounds, |server| async {
@@ -50,7 +51,7 @@ pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Connectio
     });
     let found = match target.in_order().len() {
         1 => found.await,
-        // One server's silence must not hold back the answer of another.
+        // The silence of one server must not delay the answer of another.
         _ => timeout(share(bounds, 1), found)
             .await
             .unwrap_or_else(|_elapsed| Err(StoreError::silent(&target.location, share(bounds, 1)))),
@@ -58,22 +59,22 @@ pub(super) async fn to_look(target: &Target, bounds: Bounds) -> Result<Connectio
     found.or_else(|refusal| second_best.into_inner().unwrap_or_else(PoisonError::into_inner).ok_or(refusal))
 }
 
-/// A connection to a server that may have no schema yet.
+/// Opens a connection to a server that takes writes and may have no schema yet.
 pub(super) async fn to_migrate(target: &Target) -> Result<Connection, StoreError> {
     search(target, schema::BOUNDS, |server| visit(server, schema::BOUNDS, Purpose::Migrate)).await
 }
 
-/// A connection to this server, whatever it is.
+/// Opens a connection to this server, without any check.
 pub(super) async fn open(server: &Server, bounds: Option<Bounds>) -> Result<PgConnection, StoreError> {
     let attempt = server.log_in(bounds).await?;
     let options = attempt.options.clone();
     attempt.complete(options.connect()).await
 }
 
-/// Visits one server after the other, until one will do. While a server is silent, the next one is visited besides.
+/// Visits one server after the other until one is suitable. While a server is silent, the next one is visited, too.
 ///
-/// A server may refuse for certain (the password, say) what another one grants: it may have been fenced off after a
-/// failover. So a refusal does not end the search.
+/// A certain refusal, for example of the password, does not end the search. The server may have been fenced off after a
+/// failover, and another server may accept the same connection.
 pub(super) async fn search<'a, T, V>(
     target: &'a Target,
     bounds: Bounds,
@@ -85,7 +86,7 @@ where
     target.warn();
     let servers = target.in_order();
     if let [only] = servers[..] {
-        // The caller bounds the whole wait.
+        // The caller limits the whole wait.
         return visit(only).await;
     }
     let share = share(bounds, servers.len());
@@ -94,7 +95,7 @@ where
     while let Some(server) = servers.next() {
         let visit = visit(server);
         visits.push(async move { (server, visit.await) });
-        // For the last one there is no next: all that are still silent are waited for as long as the caller likes.
+        // After the last server there is no next one, so the silent servers may take as long as the caller waits.
         let patience = (servers.len() > 0).then_some(share);
         if let Some((server, found)) = first_to_do(&mut visits, server, patience, &mut refusals).await {
             server.turn.prefer();
@@ -104,7 +105,8 @@ where
     Err(nobody(target, &refusals))
 }
 
-/// Waits until a server will do. `None`: the newest one has refused or was silent for too long, or all have refused.
+/// Waits until a visited server is suitable. `None` if the newest one has refused or was silent for too long, or if all
+/// have refused.
 async fn first_to_do<'a, T>(
     visits: &mut (impl Stream<Item = (&'a Server, Result<T, StoreError>)> + Unpin),
     newest: &Server,
@@ -136,7 +138,7 @@ async fn first_to_do<'a, T>(
     }
 }
 
-/// How long a server may be silent until the next one is visited besides. It may be gone, or the network may be slow.
+/// How long a server may be silent before the next one is visited, too. It may be gone, or the network may be slow.
 fn share(bounds: Bounds, servers: usize) -> Duration {
     (bounds.statement * 3 / 4).min(Duration::from_secs(10)) / servers.try_into().unwrap_or(u32::MAX)
 }
@@ -151,7 +153,7 @@ async fn visit(server: &Server, bounds: Bounds, purpose: Purpose) -> Result<Conn
     Ok(connection)
 }
 
-/// Checks in one round trip that the server is fit for the connection's purpose, and that its schema fits.
+/// Checks in one round trip that the server suits the connection's purpose, and that its schema fits this release.
 pub(super) async fn check(connection: &mut Connection) -> Result<(), StoreError> {
     let keeps_settings = !connection.is_pooled();
     let values = vec![Value::Flag(keeps_settings), Value::Number(connection.longest_commit())];
@@ -166,14 +168,14 @@ pub(super) async fn check(connection: &mut Connection) -> Result<(), StoreError>
     schema::check(newest, connection.location())
 }
 
-/// What a connection asks its server as soon as it is open.
+/// The first statement of each connection.
 pub(super) const PROBE: &str = concat!(include_str!("server.sql"), include_str!("probe.sql"));
 
 /// Whether the server takes no writes.
 pub(super) const READ_ONLY: &str =
     "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only";
 
-/// The same for a server that may have no schema yet.
+/// Like [`check`], for a server that may have no schema yet.
 async fn check_writable(connection: &mut Connection) -> Result<(), StoreError> {
     let row = connection.fetch_one(&Statement::new(READ_ONLY, Vec::new())).await?;
     match connection.read(&row, "read_only")? {
@@ -182,9 +184,9 @@ async fn check_writable(connection: &mut Connection) -> Result<(), StoreError> {
     }
 }
 
-/// Why none of the servers will do.
+/// Why none of the servers is suitable.
 ///
-/// A fault of the schema is the same on all of them, so one server's word is enough. Any other refusal is certain only if
+/// An unfit schema is the same on all servers, so one server's refusal is enough. Any other refusal is certain only if
 /// every server has refused for certain.
 pub(super) fn nobody(target: &Target, refusals: &[(&Server, StoreError)]) -> StoreError {
     let is_of_the_schema = |error: &StoreError| {

@@ -1,4 +1,4 @@
-//! One open connection. It sends statements, and judges whether the server that has answered can be believed.
+//! One open connection. It sends statements, and judges whether the server's answers can be trusted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     watch::Standby,
 };
 
-/// How often a statement is sent if the server keeps rolling it back in favour of another.
+/// How many times a statement is sent if the server keeps rolling it back in favour of another transaction.
 const ATTEMPTS: usize = 4;
 
 /// An open connection.
@@ -31,7 +31,7 @@ pub(super) struct Connection {
     longest_commit: i64,
     awaits_standby: bool,
     purpose: Purpose,
-    /// The standby that gave the last answer, to whoever only looks.
+    /// The standby that gave the last answer. Only a connection for [`Purpose::Look`] has one.
     standby: Option<Standby>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Connection {
 pub(super) enum Purpose {
     /// To hold leases.
     Work,
-    /// Only to read, on a standby if need be.
+    /// Only to read, if necessary on a standby.
     Look,
     /// To apply the schema, which may not be there yet.
     Migrate,
@@ -71,11 +71,11 @@ impl Connection {
         }
     }
 
-    /// Takes notice of what an answer, to a statement that begins with `server.sql`, says of its server. That may have
-    /// changed since the connection was opened.
+    /// Checks what an answer says about its server, which may have changed since the connection was opened. The answer
+    /// is to a statement that begins with `server.sql`.
     ///
     /// # Errors
-    /// The server cannot be believed, or takes no writes though this connection is to write.
+    /// The answer cannot be trusted, or the server takes no writes and this connection must be able to write.
     pub(super) fn heed(&mut self, row: &PgRow) -> Result<(), StoreError> {
         let doubt = self.read::<Option<&str>>(row, "doubt")?.map(Doubt::of);
         self.standby = match (doubt, self.purpose) {
@@ -88,12 +88,12 @@ impl Connection {
 
     fn standby_in(&self, row: &PgRow) -> Result<Standby, StoreError> {
         let behind = self.read::<Option<i64>>(row, "behind")?;
-        // It is negative where this clock is behind the primary's.
+        // It is negative if the standby's clock is behind the primary's.
         let behind = behind.map(|micros| Duration::from_micros(micros.try_into().unwrap_or(0)));
         Ok(Standby { server: self.location.to_string(), behind })
     }
 
-    /// The standby that gave the last answer; `None` if the authority did.
+    /// The standby that gave the last answer. `None` if the server that takes writes gave it.
     pub(super) fn standby(&self) -> Option<&Standby> {
         self.standby.as_ref()
     }
@@ -111,7 +111,7 @@ impl Connection {
         self.pooled
     }
 
-    /// The driver's connection, for the migration, which needs a transaction.
+    /// The driver's connection. The migration needs it for its transaction.
     pub(super) fn raw(&mut self) -> &mut PgConnection {
         &mut self.connection
     }
@@ -121,17 +121,17 @@ impl Connection {
         self.longest_commit
     }
 
-    /// Refuses this server if its commits are not answered.
+    /// Fails if commits on this server wait for a standby that does not answer.
     ///
-    /// The holder of a lock may be waiting for a synchronous standby. If that has become the primary, it waits for ever. Then
-    /// this server is as good as silent, and the next one has to be asked.
+    /// A session that holds a lock may be waiting for a synchronous standby in its commit. If the standby has become
+    /// the primary, it waits for ever. Then this server is as good as silent, and the next one has to be asked.
     pub(super) async fn refuse_if_awaiting(&mut self) -> Result<(), StoreError> {
         if !self.turn.has_others() {
             return Ok(());
         }
         let values = vec![Value::Number(self.longest_commit)];
         let statement = Statement::new(include_str!("awaiting.sql"), values);
-        // It reads, and waits for no lock.
+        // This statement only reads, and waits for no lock.
         let row = Box::pin(self.fetch_one(&statement)).await?;
         match self.read(&row, "awaits_standby")? {
             true => Err(self.refuse_awaiting()),
@@ -139,18 +139,19 @@ impl Connection {
         }
     }
 
-    /// From now on another server is asked first.
+    /// The error for such a server. From now on another server is asked first.
     fn refuse_awaiting(&self) -> StoreError {
         self.turn.pass_over();
         fault::awaits_standby(&self.location)
     }
 
-    /// Its number in the URL.
+    /// The number of its server in the URL, counted from zero.
     pub(super) fn server(&self) -> usize {
         self.turn.index()
     }
 
-    /// Takes notice of whether commits are answered here. To look, a server that answers none may still be the best there is.
+    /// Records whether commits on this server wait for a standby. If so, this fails on a connection that works with
+    /// leases. For reading, such a server may still be the best one.
     pub(super) fn heed_awaiting(&mut self, awaits_standby: bool) -> Result<(), StoreError> {
         self.awaits_standby = awaits_standby;
         match self.purpose {
@@ -159,16 +160,16 @@ impl Connection {
         }
     }
 
-    /// Whether commits waited for a standby here when that was last asked.
+    /// Whether commits waited for a standby at the last check.
     pub(super) fn awaits_standby(&self) -> bool {
         self.awaits_standby
     }
 
-    /// Sends a statement, and sends it again if the server rolled it back in favour of another.
+    /// Sends a statement, and sends it again if the server rolled it back in favour of another transaction.
     ///
-    /// Dropping the future says that the answer took too long. A primary may wait for a standby that has taken its place, and
-    /// still accept connections and answer reads. Then the dropped future is the only sign that another server has to be
-    /// asked.
+    /// Dropping the future counts as a sign that the answer took too long, and another server is asked first from then
+    /// on. A primary whose commits wait for a standby that has taken its place still accepts connections and answers
+    /// reads. So this may be the only sign.
     pub(super) async fn fetch(&mut self, statement: &Statement<'_>) -> Result<Vec<PgRow>, StoreError> {
         let mut attempt = 1;
         loop {
@@ -198,7 +199,7 @@ impl Connection {
         rows.into_iter().next().ok_or_else(|| self.unavailable("it answered without a row"))
     }
 
-    /// Has a statement parsed ahead of its first use, unless every statement is parsed each time.
+    /// Prepares a statement before its first use. Does nothing behind PgBouncer, where statements are not prepared.
     pub(super) async fn prepare(&mut self, sql: &'static str) -> Result<(), StoreError> {
         if self.pooled {
             return Ok(());
@@ -207,7 +208,7 @@ impl Connection {
         prepared.map(drop).map_err(|error| fault::on_use(error, &self.location, &self.naming))
     }
 
-    /// One round trip without a statement.
+    /// Makes one round trip without a statement.
     pub(super) async fn ping(&mut self) -> Result<(), StoreError> {
         let answered = self.connection.ping().await;
         answered.map_err(|error| fault::on_use(error, &self.location, &self.naming))
@@ -221,13 +222,13 @@ impl Connection {
         row.try_get(column).map_err(|error| self.unavailable(&error.to_string()))
     }
 
-    /// For an answer that cannot be used. What was asked may have happened all the same.
+    /// The error for an answer that cannot be used. What was asked may still have happened.
     pub(super) fn unavailable(&self, detail: &str) -> StoreError {
         StoreError::Unavailable { location: self.location.to_string(), detail: detail.to_owned() }
     }
 
     pub(super) async fn close(self) {
-        // The server notices a connection that merely ends, too.
+        // If this fails, the server notices the closed connection anyway.
         let _ = self.connection.close().await;
     }
 }

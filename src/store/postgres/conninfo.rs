@@ -1,11 +1,12 @@
-//! A connection string of `name=value` pairs, as libpq takes it besides URLs: recognised, and shown as the URL that would do.
+//! Recognises a connection string of `name=value` pairs, which libpq accepts besides URLs, and shows the equivalent
+//! URL.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{parameter, uri::refused};
 use crate::store::StoreError;
 
-/// What a URL takes as it is in any of its parts.
+/// Percent-encodes everything except the characters that any part of a URL may contain as they are.
 const SPECIAL: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -21,7 +22,7 @@ pub(crate) fn is_conninfo(text: &str) -> bool {
     !first.is_empty() && parameter::find(first).is_ok()
 }
 
-/// Without any secret in it.
+/// The error for such a text. It contains no secret.
 pub(super) fn refusal(text: &str) -> StoreError {
     let form = match pairs(text) {
         Some(pairs) => as_url(&pairs),
@@ -40,7 +41,7 @@ fn as_url(pairs: &[(String, String)]) -> String {
     };
     let port = value("port").map(|port| format!(":{port}")).unwrap_or_default();
     let host = value("host").unwrap_or_default();
-    // A list of hosts, and the directory of a socket, have their place among the parameters.
+    // A list of hosts, or the directory of a socket, goes among the parameters.
     let is_plain = !host.contains('%');
     let (host, port) = if is_plain { (host, port) } else { (String::new(), String::new()) };
     let moved = ["user", "password", "dbname"]
@@ -63,7 +64,7 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, SPECIAL).to_string()
 }
 
-/// `None` if it cannot be read to its end.
+/// The pairs of the text. `None` if it cannot be parsed to its end.
 fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let (mut pairs, mut rest) = (Vec::new(), text.trim_start());
     while !rest.is_empty() {
@@ -75,7 +76,8 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     Some(pairs)
 }
 
-/// In quotes or up to a blank, with backslashes before what is special.
+/// The value at the beginning of a text, and the rest. It is in quotes or ends at a blank, and a backslash escapes the
+/// next character.
 fn value(text: &str) -> Option<(String, &str)> {
     let (quoted, body) = match text.strip_prefix('\'') {
         Some(body) => (true, body),

@@ -1,23 +1,23 @@
-//! Why the answer of a server may not be the truth.
+//! The reasons why the answer of a server may not be true.
 //!
-//! Only the authority says who holds a session (invariant I1). A standby, or a primary that was demoted, may have missed the
-//! latest changes. A view, or a policy of row-level security, may hide the row of a session that is held, so that it looks
-//! idle.
+//! Only the authority says who holds a session (invariant I1). A standby, or a demoted primary, may lack the latest
+//! changes. A view, or a policy of row-level security, may hide the row of a session that is held, so that the session
+//! looks idle.
 
 use crate::store::StoreError;
 
-/// What a statement that begins with `server.sql` finds out about its server.
+/// The reason for doubt that a statement finds when it begins with `server.sql`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// Something else stands in the place of the table, a view for example.
+    /// The table's name belongs to something else, for example a view.
     NoTable,
     /// Policies decide which rows this role sees.
     RowSecurity,
-    /// It only repeats what a primary does.
+    /// The server is a standby, which only replays the commits of its primary.
     Standby,
-    /// Nobody can write here. It may have been the primary once.
+    /// The server takes no writes from any role. It may be a demoted primary.
     ReadOnly,
-    /// It is the authority, but this role may only read.
+    /// The server is the authority, but this role may only read.
     ReadOnlyRole,
 }
 
@@ -32,7 +32,7 @@ impl Doubt {
         }
     }
 
-    /// Whether a session that is held may look idle. Then no answer is of any use, not even to somebody who only looks.
+    /// Whether a session that is held may look idle. Then no answer is of any use, not even for reading.
     pub(super) fn hides_rows(self) -> bool {
         matches!(self, Self::NoTable | Self::RowSecurity)
     }
@@ -74,6 +74,6 @@ impl Doubt {
 const NO_TABLE: &str = "session_lease is not a table but a view or the like, which may hide sessions that are held; give \
     the table its name back, and let this role use that";
 
-/// Any policy counts, because what it would hide is not known before it is too late.
+/// Any policy is refused, because nobody can know in advance which rows it will hide.
 pub(super) const ROW_SECURITY: &str = "row-level security may hide sessions that are held from this role; ALTER ROLE … \
     BYPASSRLS, or ALTER TABLE … DISABLE ROW LEVEL SECURITY for the tables session_lease and migration";

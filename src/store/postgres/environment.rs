@@ -1,4 +1,4 @@
-//! What the environment of the process says: variables, the home directory, and paths as people read them.
+//! The environment of the process: variables, the home directory, and paths that begin with it.
 
 use std::{
     env,
@@ -8,12 +8,12 @@ use std::{
 use super::uri::refused;
 use crate::{store::StoreError, text::printable};
 
-/// A variable of the environment that is not empty.
+/// An environment variable. `None` if it is not set, or empty.
 pub(super) fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// A path; `~/` is the home directory. `name` is of the parameter or the variable that gives it.
+/// A path in which `~/` stands for the home directory. `name` is the parameter or variable that gives the path.
 pub(super) fn expanded(name: &str, path: &str) -> Result<PathBuf, StoreError> {
     match (path.strip_prefix("~/"), env::home_dir()) {
         (Some(below), Some(home)) => Ok(home.join(below)),

@@ -1,7 +1,7 @@
-//! Looking at PostgreSQL servers: what `tenure doctor` shows.
+//! The examination of PostgreSQL servers. `tenure doctor` shows its findings.
 //!
-//! These sessions set nothing that they are to look at, so they see what holds for the role and the database. All statements
-//! are sent as text, so that a PgBouncer in between makes no difference.
+//! These sessions change none of the settings that they examine, so they see the values of the role and the database.
+//! All statements are sent as text, so that a PgBouncer in between makes no difference.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ mod room;
 mod trial;
 mod visit;
 
-/// All findings about the server that leases would be asked of, and one about each of the others.
+/// All findings about the server that would grant leases, and one about each of the others.
 pub(super) async fn examine(target: &Target, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
     let (mut visits, mut refusals) = (Vec::new(), Vec::new());
     for server in target.in_order() {
@@ -33,7 +33,7 @@ pub(super) async fn examine(target: &Target, plan: ExaminationPlan) -> Result<Ve
     findings.extend(target.remark().map(|remark| {
         Finding::warning("url", remark, "take them out of the URL, unless other programs need them in it")
     }));
-    // If there is nothing better, a standby is examined.
+    // If no server takes writes, a standby is examined.
     let is_authority = |visit: &Visit<'_>| matches!(visit.doubt, None | Some(Doubt::ReadOnlyRole));
     let chosen = visits.iter().position(is_authority).unwrap_or(0);
     if visits.is_empty() {
@@ -65,23 +65,23 @@ pub(super) async fn examine(target: &Target, plan: ExaminationPlan) -> Result<Ve
     Ok(findings)
 }
 
-/// If one thing cannot be looked at, that is a finding, and the others stay.
+/// The findings, or one finding that says why the check failed. The other findings stay.
 fn or_failure(check: &'static str, found: Result<Vec<Finding>, StoreError>) -> Vec<Finding> {
     found.unwrap_or_else(|error| vec![Finding::failure(check, error)])
 }
 
-/// What a role may do with the schema; nothing where there is none.
+/// What a role may do with the schema. Nothing if there is none.
 #[derive(Default)]
 struct Rights {
     to_look: bool,
-    /// All that leases need.
+    /// Whether the role has all rights that leases need.
     suffice: bool,
 }
 
-/// Whether there is a schema that this release can use, and what the role may do with it.
+/// Examines whether there is a schema that this release can use, and what the role may do with it.
 async fn examine_schema(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> Rights {
     const DOUBT: &str = concat!(include_str!("server.sql"), "SELECT doubt FROM server");
-    // If there is no schema, or the role may not use it, the next question finds that out.
+    // If there is no schema, or the role may not use it, the next statement finds that out.
     let doubt = visit.row(DOUBT).await.ok();
     let doubt = doubt.and_then(|row| visit.read::<Option<&str>>(&row, "doubt").ok().flatten().map(Doubt::of));
     if let Some(doubt) = doubt.filter(|doubt| doubt.hides_rows()) {
@@ -109,7 +109,7 @@ async fn examine_rights(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> R
         Ok(_) if is_sufficient => Finding::fine("rights", "all that leases need"),
         Ok(_) => {
             let found = if may_look {
-                "this role may look, but not hold a lease"
+                "this role may read leases, but not hold one"
             } else {
                 "something is not granted"
             };
@@ -125,7 +125,7 @@ async fn examine_rights(visit: &mut Visit<'_>, findings: &mut Vec<Finding>) -> R
     Rights { to_look: may_look, suffice: is_sufficient }
 }
 
-/// How long a round trip and a commit take, and how the clocks run.
+/// Measures how long a round trip and a commit take, and how the clocks run.
 async fn measure(
     visit: &mut Visit<'_>,
     plan: ExaminationPlan,
@@ -147,7 +147,7 @@ async fn measure(
 
 async fn watch_clocks(visit: &mut Visit<'_>, lasting: Duration) -> Result<Vec<ClockSample>, StoreError> {
     const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS clock";
-    // The first answer does not count: it may have had to wait for a connection.
+    // The first answer does not count, because it may have waited for a connection.
     visit.row(CLOCK).await?;
     let (until, mut samples) = (Instant::now() + lasting, Vec::new());
     loop {
@@ -161,14 +161,15 @@ async fn watch_clocks(visit: &mut Visit<'_>, lasting: Duration) -> Result<Vec<Cl
     }
 }
 
-/// For how long a standby's clock is watched. Its rate does not matter.
+/// How long a standby's clock is watched. Only its offset matters, not its rate.
 const ENOUGH_FOR_AN_OFFSET: Duration = Duration::from_millis(100);
+/// The resolution of PostgreSQL's clock.
 const TICK: Duration = Duration::from_micros(1);
 const LEAST_SAMPLES: usize = 10;
 const COMMITS: usize = 10;
 
-/// Commits a message in the write-ahead log. That touches no table, and waits for all that a commit waits for. It turns
-/// synchronous_commit on where tenure's own sessions would.
+/// Measures commits. Each writes a message into the write-ahead log, which touches no table but waits for everything
+/// that a commit waits for. `synchronous_commit` is turned on where tenure's own sessions would turn it on.
 ///
 /// A primary that has lost its synchronous standby may never answer a commit. Then no lease can be held.
 async fn measure_commits(visit: &mut Visit<'_>) -> Finding {
@@ -209,8 +210,8 @@ async fn examine_table(visit: &mut Visit<'_>) -> Result<Vec<Finding>, StoreError
     judge::table(visit, &table)
 }
 
-/// Two open connections have the same server session only if a pooler hands sessions out. And a setting that was sent at
-/// connection is missing only if something in between has dropped it.
+/// Examines whether there is a pooler. Two open connections share a server session only behind a pooler. A setting that
+/// was sent at connection is missing only if something in between has dropped it.
 async fn examine_pooler(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
     const SESSION: &str = "SELECT pg_backend_pid() AS pid, \
         (SELECT reset_val::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout";

@@ -1,7 +1,7 @@
-//! What an error of the server or the driver proves.
+//! Decides what an error of the server or of the driver proves.
 //!
-//! [`StoreError::Unavailable`] says that what was asked may have happened, and the other errors that it certainly did not.
-//! What the caller does next depends on that (invariant I9). In doubt, the error is `Unavailable`.
+//! [`StoreError::Unavailable`] says that what was asked may have happened. The other errors say that it certainly did
+//! not. The caller's next step depends on this difference (invariant I9). In doubt, the error is `Unavailable`.
 
 use std::error::Error as _;
 
@@ -15,33 +15,33 @@ pub(super) const GRANTS: &str = "the role needs: GRANT USAGE ON SCHEMA tenure; G
     GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.session_lease; GRANT USAGE, UPDATE ON SEQUENCE \
     tenure.fence_floor; GRANT EXECUTE ON FUNCTION tenure.next_fence(bigint)";
 
-/// The rights that looking needs.
+/// The rights that reading leases needs.
 pub(super) const GRANTS_TO_LOOK: &str = "to look, the role needs: GRANT USAGE ON SCHEMA tenure; GRANT SELECT ON \
     tenure.migration, tenure.session_lease";
 
-/// What to do when the server, the role or the database may have no more connections.
+/// The remedy when the server, the role or the database has no free connection.
 const SLOTS: &str = "no connection is left: end some that are idle, raise max_connections, the role's limit (ALTER \
     ROLE … CONNECTION LIMIT) or the database's (ALTER DATABASE … CONNECTION LIMIT), or put a PgBouncer in between; \
     `tenure doctor` shows what is used";
 
-/// The driver's words for a server that refuses to encrypt.
+/// The driver's message when a server refuses to encrypt.
 const NO_TLS: &str = "server does not support TLS";
 
 const WITHOUT_TLS: &str = "turn TLS on at the server (its setting ssl), or, if nobody can listen on the way to it, use \
     sslmode=disable";
 
-/// Serialization failure and deadlock: the same statement, sent again, may well succeed.
+/// Whether to send the same statement again. After a serialization failure or a deadlock it is likely to succeed.
 pub(super) fn is_retried(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("40001" | "40P01"))
 }
 
-/// The server's own time-out has ended the statement.
+/// Whether the server's own time-out has ended the statement.
 #[cfg(feature = "diagnosis")]
 pub(super) fn is_timeout(error: &Error) -> bool {
     code(error).as_deref() == Some("57014")
 }
 
-/// `remark` says why no password was found, if so.
+/// The error of a connection that could not be opened. `remark` says why no password was found, if so.
 pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) -> StoreError {
     let location = server.location.to_string();
     let detail = describe(&error);
@@ -99,7 +99,7 @@ pub(super) fn on_use(error: Error, location: &str, naming: &Naming) -> StoreErro
     on_statement(error, location, &grants(naming))
 }
 
-/// The same with a remedy of its own for a missing right.
+/// The error of a statement. `remedy` says what to do about a missing right.
 pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreError {
     let location = location.to_owned();
     let detail = describe(&error);
@@ -129,7 +129,7 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
         ("25006", _) => StoreError::Unavailable {
             location,
             detail: format!(
-                "it is read-only ({detail}); it may be a standby, or default_transaction_read_only be on for the role"
+                "it is read-only ({detail}); it may be a standby, or default_transaction_read_only is on for the role"
             ),
         },
         (_, "08" | "25" | "40" | "53" | "57" | "58" | "F0" | "XX") => {
@@ -139,14 +139,14 @@ pub(super) fn on_statement(error: Error, location: &str, remedy: &str) -> StoreE
     }
 }
 
-/// The server takes no writes. (Whether it is a standby was not asked.)
+/// The error when the server takes no writes and it is not known whether it is a standby.
 pub(super) fn read_only(location: &str) -> StoreError {
-    let detail = "it is read-only; it may be a standby, or default_transaction_read_only be on for the role (ALTER ROLE … \
+    let detail = "it is read-only; it may be a standby, or default_transaction_read_only is on for the role (ALTER ROLE … \
                   RESET default_transaction_read_only), the database or the server";
     StoreError::Unavailable { location: location.to_owned(), detail: detail.to_owned() }
 }
 
-/// The same error, of a call that had already changed something.
+/// The error of a call that had already changed something. It is uncertain, whatever the cause.
 pub(super) fn after_a_change(error: StoreError, location: &str) -> StoreError {
     match error {
         StoreError::Unavailable { .. } => error,
@@ -154,28 +154,29 @@ pub(super) fn after_a_change(error: StoreError, location: &str) -> StoreError {
     }
 }
 
-/// Judged by the place in the server's source that raised it. The message may be in any language.
+/// Whether row-level security is the cause. This goes by the routine in the server's source that raised the error,
+/// because the message may be in any language.
 fn is_of_row_security(error: &Error) -> bool {
     let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
     let routine = error.and_then(PgDatabaseError::routine);
-    // A policy would filter (with row_security off), or refuses what is written.
+    // The first is raised when a policy would hide rows (with row_security off), the second when it refuses a write.
     matches!(routine, Some("check_enable_rls" | "ExecWithCheckOptions"))
 }
 
-/// Whether PgBouncer, or the proxy of a cloud, complains about the settings that are sent at connection.
+/// Whether PgBouncer, or the proxy of a cloud provider, refuses the settings that are sent at connection.
 fn is_of_start_up(detail: &str) -> bool {
     let detail = detail.to_ascii_lowercase();
     ["startup parameter", "start-up", "options", "startup"].iter().any(|word| detail.contains(word))
 }
 
-/// The server's commits wait for a standby, which may have taken its place.
+/// The error when the server's commits wait for a standby, which may have taken its place.
 pub(super) fn awaits_standby(location: &str) -> StoreError {
     let detail =
         "its commits wait for a synchronous standby that does not answer, or has taken its place".to_owned();
     StoreError::Unavailable { location: location.to_owned(), detail }
 }
 
-/// The server gave up waiting for a lock.
+/// Whether the server gave up waiting for a lock.
 pub(super) fn is_lock_timeout(error: &Error) -> bool {
     code(error).as_deref() == Some("55P03")
 }
@@ -184,7 +185,7 @@ fn code(error: &Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.into_owned())
 }
 
-/// The server's words and its SQLSTATE, or the driver's words down to the first cause.
+/// The server's message and its SQLSTATE, or the driver's message with all its causes.
 fn describe(error: &Error) -> String {
     if let Some(answer) = error.as_database_error() {
         return match answer.code() {
@@ -220,7 +221,7 @@ fn wants_tls(message: &str) -> bool {
     ["no encryption", "SSL off"].iter().any(|end| message.ends_with(end))
 }
 
-/// In plain words, what the encryption's library says in its own.
+/// What to do about an error of the TLS library.
 fn tls_remedy(words: &str) -> Option<&'static str> {
     let is_said = |one: &str| words.contains(one);
     if is_said("does not support TLS") {

@@ -1,5 +1,5 @@
-//! The servers that are named by the URL, as `postgres://h1:5432,h2:5433/db` or `?host=h1,h2&port=5432,5433`, or else by the
-//! variables PGHOST and PGPORT.
+//! The addresses of the servers. The URL names them, as `postgres://h1:5432,h2:5433/db` or
+//! `?host=h1,h2&port=5432,5433`. If it does not, the service or the variables PGHOST and PGPORT do.
 
 use std::path::Path;
 
@@ -11,12 +11,12 @@ use crate::{store::StoreError, text::printable};
 pub(super) struct Address {
     /// A name, an address, or the directory of a Unix socket.
     pub(super) host: String,
-    /// The IP address to connect to, if the host is not to be looked up.
+    /// The IP address to connect to. If it is given, the host is not looked up.
     pub(super) at: Option<String>,
     pub(super) port: u16,
 }
 
-/// In the order in which they are named; at least one.
+/// The addresses, in the order in which they are named. There is at least one.
 pub(super) fn addresses(settings: &ConnectionSettings) -> Result<Vec<Address>, StoreError> {
     let list = |name, of| match settings.value(name) {
         Some(list) => elements(list, of),
@@ -45,12 +45,12 @@ pub(super) fn addresses(settings: &ConnectionSettings) -> Result<Vec<Address>, S
 }
 
 impl Address {
-    /// The directory of a Unix socket.
+    /// The directory of the Unix socket. `None` if the address is not one of a socket.
     pub(super) fn directory(&self) -> Option<&Path> {
         (self.at.is_none() && self.host.starts_with('/')).then(|| Path::new(&self.host))
     }
 
-    /// For people: host and port, or the path of the socket.
+    /// Host and port, or the path of the socket, for people.
     pub(super) fn shown(&self) -> String {
         let (host, port) = (printable(&self.host), self.port);
         match self.directory() {
@@ -63,14 +63,14 @@ impl Address {
 
 fn elements<'a>(list: &'a str, of: &str) -> Result<Vec<&'a str>, StoreError> {
     let elements: Vec<_> = list.split(',').map(str::trim).collect();
-    // An empty port stands for the usual one.
+    // An empty port stands for the default port.
     if of != "port" && elements.contains(&"") {
         return Err(refused(format!("one {of} of its list is empty; write it as {of}1,{of}2")));
     }
     Ok(elements)
 }
 
-/// The error does not show it: it may be the end of a password.
+/// The error does not show the text, which may be the end of a password.
 fn port(text: &str) -> Result<u16, StoreError> {
     match text.parse() {
         Ok(port) if port > 0 => Ok(port),
@@ -84,7 +84,7 @@ fn unbracketed(host: &str) -> String {
     bare.unwrap_or(host).to_owned()
 }
 
-/// The directory in which a server on this machine has its socket, or else `localhost`.
+/// The directory in which a server on this machine has its socket. `localhost` if there is none.
 fn default_host(port: u16) -> String {
     let socket = format!(".s.PGSQL.{port}");
     let has_socket = |directory: &&&str| Path::new(directory).join(&socket).exists();

@@ -1,4 +1,4 @@
--- $1 accounts, $2 sessions. One row per item; without a run where the session has no row.
+-- $1 accounts, $2 sessions. Returns one row per item. run_id is null if the session has no row.
 SELECT
     i.item, server.doubt,
     (extract(epoch FROM clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,

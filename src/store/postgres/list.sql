@@ -1,5 +1,5 @@
--- $1 and $2: account and session to begin after; $3 the only account wanted, or null; $4 whether expired rows are
--- wanted; $5 how many. One row without a run when there is none.
+-- $1 and $2: the account and session after which the page begins. $3: the only account to list, or null. $4: whether to
+-- list expired rows. $5: how many rows at most. If there are none, it returns one row whose run_id is null.
 SELECT
     server.doubt,
     (extract(epoch FROM clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,

@@ -1,4 +1,4 @@
-//! Hints over LISTEN and NOTIFY, on a connection that does nothing else.
+//! Hints over LISTEN and NOTIFY, on a connection of their own.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     store::{Bounds, Hint, Listener, StoreError},
 };
 
-/// Begins to listen for a node, on the server where leases are written.
+/// Begins to listen for a node, on the server that takes writes.
 pub(super) async fn open(
     target: &Target,
     node: NodeId,
@@ -27,7 +27,7 @@ pub(super) async fn open(
 }
 
 struct Channel {
-    /// `None` only while this is being dropped.
+    /// `None` only while the channel is being dropped.
     listener: Option<PgListener>,
     pool: Pool<Postgres>,
     location: String,
@@ -38,7 +38,7 @@ struct Channel {
 impl Channel {
     async fn open(server: &Server, node: NodeId, bounds: Bounds) -> Result<Self, StoreError> {
         let attempt = server.log_in(Some(bounds)).await?;
-        // The driver's listener takes its one connection from a pool. When the connection is lost, both are given up.
+        // The driver's listener needs a pool for its one connection. When the connection is lost, both are given up.
         let pool: Pool<Postgres> = PoolOptions::new()
             .max_connections(1)
             .idle_timeout(None)
@@ -55,8 +55,8 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Checks the server and sets the session up, as for a connection that works with leases. This one lives as long, and is
-    /// idle for longer.
+    /// Checks the server and changes the session's settings, as for a connection that works with leases. A listener
+    /// lives as long, and is idle for longer.
     async fn settle(&mut self, longest_commit: i64) -> Result<(), StoreError> {
         let probe = sqlx::query(self.naming.sql(connect::PROBE)).bind(true).bind(longest_commit);
         let answer = probe.persistent(false).fetch_one(&mut *self.listener()?).await;
@@ -69,7 +69,7 @@ impl Channel {
         }
     }
 
-    /// Requests to stop are written, so they are made at the server that takes writes.
+    /// Fails if the server takes no writes, because requests to stop are written at the server that does.
     fn takes_writes(&self, read_only: Result<bool, sqlx::Error>) -> Result<(), StoreError> {
         match read_only.map_err(|error| fault::on_use(error, &self.location, &self.naming))? {
             true => Err(fault::read_only(&self.location)),
@@ -77,7 +77,7 @@ impl Channel {
         }
     }
 
-    /// Opens the channel, and then takes the lock by which others know that somebody listens.
+    /// Begins to listen, and then takes the lock by which `stop.sql` knows that there is a listener.
     async fn begin(&mut self, node: NodeId) -> Result<(), StoreError> {
         let (location, naming) = (self.location.clone(), self.naming.clone());
         let failed = |error| fault::on_use(error, &location, &naming);
@@ -85,7 +85,7 @@ impl Channel {
         listener.ignore_pool_close_event(true);
         listener.eager_reconnect(false);
         listener.listen(&channel(node)).await.map_err(failed)?;
-        // The lock is shared: an earlier connection of this node may be dead, and the server may not have noticed yet.
+        // The lock is shared, because an earlier connection of this node may be dead without the server having noticed.
         let lock = sqlx::query("SELECT pg_advisory_lock_shared($1)").bind(lock_key(node));
         lock.execute(&mut *listener).await.map_err(failed)?;
         Ok(())
@@ -125,7 +125,7 @@ impl Listener for Channel {
     }
 }
 
-/// The driver's listener says goodbye in a task, for which it needs a runtime.
+/// The driver's listener closes its connection in a task, for which it needs a runtime.
 impl Drop for Channel {
     fn drop(&mut self) {
         let _entered = self.runtime.enter();
@@ -133,12 +133,12 @@ impl Drop for Channel {
     }
 }
 
-/// The name of the channel, as `stop.sql` builds it.
+/// The name of the channel. `stop.sql` builds the same.
 fn channel(node: NodeId) -> String {
     format!("tenure_{}", node.as_uuid().simple())
 }
 
-/// The first half of the node's id, as `stop.sql` builds it.
+/// The key of the lock: the first half of the node's id. `stop.sql` builds the same.
 fn lock_key(node: NodeId) -> i64 {
     let (half, _) = node.as_uuid().as_u64_pair();
     i64::from_be_bytes(half.to_be_bytes())

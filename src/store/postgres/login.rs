@@ -1,4 +1,5 @@
-//! Credentials that the program gives for each connection, because they last only for minutes.
+//! Log-ins that a function of the program gives for each connection, for example because they are valid only for
+//! minutes.
 
 use std::{
     error::Error,
@@ -16,21 +17,23 @@ use futures::{
 };
 use tokio::runtime;
 
-/// Who is about to log in, and where: what [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login) is asked with.
+/// The connection that needs a log-in. The function of
+/// [`LeaseSupervisorBuilder::login`](crate::LeaseSupervisorBuilder::login) gets it as its argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoginRequest {
-    /// The server's name or address, or the directory of its Unix socket. One of several, where the URL names several.
+    /// The server's name or address, or the directory of its Unix socket. If the URL names several servers, this is the
+    /// one to log in to.
     pub host: String,
-    /// Its port.
+    /// The server's port.
     pub port: u16,
-    /// The database.
+    /// The name of the database.
     pub database: String,
-    /// The user, as the URL says it.
+    /// The user whom the URL names.
     pub user: String,
 }
 
-/// What one connection logs in with.
+/// The user and the password with which one connection logs in.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     pub(super) user: Option<String>,
@@ -38,18 +41,18 @@ pub struct Login {
 }
 
 impl Login {
-    /// A password, or a token in its place, for the user that the URL names.
+    /// A password, or a token in its place, for the user whom the URL names.
     pub fn with_password(password: impl Into<String>) -> Self {
         Self { user: None, password: password.into() }
     }
 
-    /// For another user than the URL names.
+    /// Logs in as this user instead of the one whom the URL names.
     pub fn as_user(self, user: impl Into<String>) -> Self {
         Self { user: Some(user.into()), ..self }
     }
 }
 
-/// Without the password.
+/// Never shows the password.
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
@@ -59,8 +62,8 @@ impl fmt::Debug for Login {
 type Given = Result<Login, Box<dyn Error + Send + Sync>>;
 type Provider = dyn Fn(LoginRequest) -> BoxFuture<'static, Given> + Send + Sync;
 
-/// The program's function, and the thread on which it is called. Whatever it does there delays no renewal (invariant I10).
-/// The thread is started by the first call, and ends when the last clone is dropped.
+/// The program's function, and the thread that calls it. Nothing that the function does can delay a renewal (invariant
+/// I10). The first call starts the thread, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct LoginSource(Arc<LoginThread>);
 
@@ -85,8 +88,10 @@ impl LoginSource {
         Self(Arc::new(LoginThread { provider: Arc::new(provider), calls: Mutex::new(None) }))
     }
 
+    /// Asks the program's function for a log-in.
+    ///
     /// # Cancel safety
-    /// Dropping the future drops the program's.
+    /// Dropping the future drops the future of the program's function.
     pub(super) async fn ask(&self, request: LoginRequest) -> Result<Login, String> {
         let (reply, answer) = oneshot::channel();
         self.0.call(LoginCall { request, reply })?;
@@ -107,7 +112,7 @@ impl LoginThread {
             Some(sender) => sender,
             none => none.insert(self.start_thread().map_err(|error| format!("no thread for it: {error}"))?),
         };
-        // The thread ends after its last sender only.
+        // The thread ends only after its last sender is dropped.
         sender.unbounded_send(call).map_err(|_| "its thread has ended".to_owned())
     }
 
@@ -121,14 +126,14 @@ impl LoginThread {
                     tokio::spawn(answer(provider.clone(), call));
                 }
             });
-            // Nobody waits for what the program may still do in blocking calls.
+            // Does not wait for blocking calls that the program may still make.
             runtime.shutdown_background();
         })?;
         Ok(sender)
     }
 }
 
-/// Calls the program's function, and gives up when nobody waits for its answer any more.
+/// Calls the program's function, and drops its future when nobody waits for the answer any more.
 async fn answer(provider: Arc<Provider>, call: LoginCall) {
     let LoginCall { request, mut reply } = call;
     let asked = pin!(AssertUnwindSafe(async move { provider(request).await }).catch_unwind());
@@ -136,7 +141,7 @@ async fn answer(provider: Arc<Provider>, call: LoginCall) {
         Either::Left((given, _)) => given,
         Either::Right(_) => return,
     };
-    // A panic drops the reply. To the caller that says the same.
+    // A panic drops the reply, and the caller of `ask` then reports the panic.
     if let Ok(given) = given {
         let _ = reply.send(given.map_err(|error| error.to_string()));
     }

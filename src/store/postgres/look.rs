@@ -1,4 +1,4 @@
-//! The connection that only reads. It may be to a standby, for as long as there is nothing better.
+//! The connection that only reads. It may go to a standby while no server that takes writes can be reached.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,13 +23,13 @@ pub(super) struct LookingConnection {
     search: Search,
 }
 
-/// The search for the server that takes writes, while a standby answers. No look waits for it.
+/// The search for the server that takes writes, while a standby answers. No read waits for it.
 enum Search {
     NotBefore(Instant),
     UnderWay(AbortOnDropHandle<Result<Connection, StoreError>>),
 }
 
-/// From the end of one search to the next.
+/// The pause between two searches.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl LookingConnection {
@@ -38,7 +38,7 @@ impl LookingConnection {
         Self { inner: WorkingConnection { connection }, target, bounds, search }
     }
 
-    /// Changes to the server that a search has found, or begins a search if only a standby answers.
+    /// Switches to the server that a search has found, or begins a search if a standby answers.
     fn prefer_the_authority(&mut self) {
         let servers = self.target.in_order().len();
         match &mut self.search {
@@ -62,7 +62,7 @@ impl LookingConnection {
     }
 }
 
-/// Verbs that write are passed on. A server that takes no writes refuses them itself.
+/// Verbs that write are sent, too. A server that takes no writes refuses them itself.
 impl LeaseConnection for LookingConnection {
     fn acquire<'a>(
         &'a mut self,

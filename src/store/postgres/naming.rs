@@ -1,7 +1,7 @@
-//! The name of the schema, and SQL written for it.
+//! The name of the schema, and SQL for a schema with another name.
 //!
-//! The embedded statements, and the remedies in messages, are written for a schema `tenure`. They name the schema of
-//! everything that is in it, so that `search_path` does not matter. This is the one place that puts in another name.
+//! The embedded statements, and the remedies in messages, are written for the schema `tenure`. They name the schema
+//! before each of its objects, so that `search_path` does not matter. Only this module replaces the name.
 
 use std::{
     borrow::Cow,
@@ -15,19 +15,19 @@ use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use super::uri::refused;
 use crate::{store::StoreError, text::printable};
 
-/// The name that is used when the URL gives none, and that all embedded SQL is written for.
+/// The default name of the schema. All embedded SQL is written for it.
 pub(super) const DEFAULT: &str = "tenure";
 
 /// A schema's name.
 pub(super) struct Naming {
     name: String,
-    /// The rendered texts by the embedded ones. Each is rendered once, because a connection finds its prepared statements by
-    /// their text.
+    /// The rendered texts, by the embedded text. Each text is rendered once, because a connection finds its prepared
+    /// statements by their text.
     rendered: Mutex<HashMap<&'static str, Arc<str>>>,
 }
 
 impl Naming {
-    /// From the URL's parameter. The name is the one in the catalog: upper case stays upper case.
+    /// Reads the URL's parameter. The name is the one in the catalog: upper case stays upper case.
     pub(super) fn parse(parameter: Option<String>) -> Result<Self, StoreError> {
         let name = parameter.unwrap_or_else(|| DEFAULT.to_owned());
         check(&name)?;
@@ -49,7 +49,7 @@ impl Naming {
         }
         let mut rendered = self.rendered.lock().unwrap_or_else(PoisonError::into_inner);
         let sql = rendered.entry(embedded).or_insert_with(|| self.text(embedded).into());
-        // Safe: what takes the place of a name is one, see `check`.
+        // Safe: `check` allows only names that need no quoting or escaping.
         AssertSqlSafe(sql.clone()).into_sql_str()
     }
 
@@ -74,8 +74,8 @@ impl fmt::Debug for Naming {
     }
 }
 
-/// PostgreSQL allows any name in quotes. The names allowed here need no care in an identifier, a literal, the body of a
-/// function, a message, a URL or a shell, and every database encoding has their characters.
+/// PostgreSQL allows any name in quotes. This allows only names that need no escaping in an identifier, a literal, the
+/// body of a function, a message, a URL or a shell, and whose characters are in every database encoding.
 fn check(name: &str) -> Result<(), StoreError> {
     let shown = || printable(name);
     if name.is_empty() || name.len() > LONGEST {
@@ -88,19 +88,19 @@ fn check(name: &str) -> Result<(), StoreError> {
     if name.starts_with("pg_") || name == "information_schema" {
         return Err(refused(format!("schema={:?} is PostgreSQL's own; name another one", shown())));
     }
-    // Two hyphens begin a comment for a reader that removes comments and does not know quotes.
+    // Two hyphens look like a comment to a program that removes comments but does not understand quotes.
     if name.contains("--")
         || !name.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-'))
     {
         return Err(refused(format!(
-            "schema={:?} is no name that tenure takes; use a schema of letters from A to Z, digits, '_' and single '-'",
+            "schema={:?} is not a name that tenure accepts; use letters from A to Z, digits, '_' and single '-'",
             shown()
         )));
     }
     Ok(())
 }
 
-/// In bytes. PostgreSQL cuts off the rest of a longer name.
+/// The longest name, in bytes. PostgreSQL truncates longer names.
 const LONGEST: usize = 63;
 
 #[cfg(test)]
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(naming("tenure").text(sql), sql);
     }
 
-    /// The key by which a connection finds a prepared statement is its text; a new one each time would be work, too.
+    /// A connection finds a prepared statement by its text, and rendering costs time.
     #[test]
     fn a_statement_is_rendered_once() {
         let (naming, sql) = (naming("a"), "SELECT FROM tenure.session_lease");

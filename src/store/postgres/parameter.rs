@@ -1,7 +1,7 @@
-//! The parameters that libpq knows, and what becomes of each here.
+//! The parameters of libpq, and what this store does with each.
 //!
-//! Some parameters ask for what cannot be done here. If they were to make a connection safer, they are refused, with what to
-//! do instead. If it is safe to go on without them, they are left aside, with one warning.
+//! The store cannot do what some parameters ask for. If such a parameter would make a connection safer, it is refused,
+//! and the error says what to do instead. If it is safe to go on without it, it is ignored, with one warning.
 
 use super::uri::refused;
 use crate::{store::StoreError, text::printable};
@@ -9,19 +9,20 @@ use crate::{store::StoreError, text::printable};
 /// One parameter of a URL or of a service.
 pub(super) struct Parameter {
     pub(super) name: &'static str,
-    /// The variable that gives it if nothing else does. Empty if there is no such variable.
+    /// The environment variable that gives the parameter if nothing else does. Empty if there is no such variable.
     pub(super) variable: &'static str,
     rule: Rule,
 }
 
 enum Rule {
     Honoured,
-    /// Left aside. The values in the list say what is done anyway; any other is warned of.
+    /// Ignored. The values in the list ask for what the store does anyway. Any other value causes a warning.
     Ignored(&'static [&'static str]),
-    /// Refused unless it is one of these values, with the remedy for what would be safer.
+    /// Refused, unless its value is one of those in `done`.
     Refused {
+        /// The values that ask for what the store does anyway.
         done: &'static [&'static str],
-        /// What cannot be done. If it is empty, that is any other value.
+        /// The values that would be safer and cannot be done. If the list is empty, all other values are.
         safer: &'static [&'static str],
         remedy: &'static str,
     },
@@ -45,18 +46,18 @@ pub(super) fn all() -> impl Iterator<Item = &'static Parameter> {
 }
 
 impl Parameter {
-    /// Whether somebody has to be warned that this value has no effect.
+    /// Whether to warn that this value has no effect.
     pub(super) fn check(&self, value: &str) -> Result<bool, StoreError> {
         match self.rule {
             Rule::Honoured => Ok(false),
             Rule::Ignored(done) => Ok(!done.contains(&value)),
             Rule::Refused { done, .. } if done.contains(&value) => Ok(false),
-            // Without the value, which may be a secret.
+            // The error does not show the value, which may be a secret.
             Rule::Refused { done, safer, .. } if !safer.is_empty() && !safer.contains(&value) => {
                 Err(refused(format!("{} has an unknown value; use {}", self.name, done.join(" or "))))
             }
             Rule::Refused { remedy, .. } => {
-                Err(refused(format!("{} asks for what cannot be done here; {remedy}", self.name)))
+                Err(refused(format!("{} asks for something that tenure cannot do; {remedy}", self.name)))
             }
         }
     }
@@ -80,7 +81,7 @@ const fn honoured(name: &'static str, variable: &'static str) -> Parameter {
 }
 
 const fn ignored(name: &'static str, done: &'static [&'static str]) -> Parameter {
-    // Its variable is not read: what is in the environment may be for other programs, and is no reason to warn.
+    // Its variable is not read: the environment may be meant for other programs, and is no reason for a warning.
     Parameter { name, variable: "", rule: Rule::Ignored(done) }
 }
 
@@ -93,7 +94,7 @@ const fn demanding(
     Parameter { name, variable, rule: Rule::Refused { done, safer: &[], remedy } }
 }
 
-/// One whose values are all known.
+/// A refused parameter whose values are all known.
 const fn choosing(
     name: &'static str,
     variable: &'static str,
@@ -104,7 +105,7 @@ const fn choosing(
     Parameter { name, variable, rule: Rule::Refused { done, safer, remedy } }
 }
 
-/// Other names for the same parameters, which the driver knows.
+/// Other names for parameters, which the driver accepts, too.
 const ALIASES: &[(&str, &str)] = &[
     ("ssl-mode", "sslmode"),
     ("ssl-root-cert", "sslrootcert"),
@@ -113,7 +114,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("ssl-key", "sslkey"),
 ];
 
-const VERIFY: &str = "remove it, and use sslmode=verify-full, by which the server shows who it is";
+const VERIFY: &str = "remove it, and use sslmode=verify-full, with which the server proves its identity";
 const NO_SECRETS: &str =
     "remove it; give a password, a password file, or sslcert and an sslkey without a password";
 
@@ -124,7 +125,7 @@ const PARAMETERS: &[Parameter] = &[
     honoured("fallback_application_name", ""),
     honoured("host", "PGHOST"),
     honoured("hostaddr", "PGHOSTADDR"),
-    // The driver takes PGOPTIONS besides.
+    // The driver reads PGOPTIONS by itself.
     honoured("options", ""),
     honoured("passfile", "PGPASSFILE"),
     honoured("password", "PGPASSWORD"),
@@ -141,13 +142,13 @@ const PARAMETERS: &[Parameter] = &[
     honoured("statement-cache-capacity", ""),
     honoured("target_session_attrs", ""),
     honoured("user", "PGUSER"),
-    // Time-outs of our own find a dead connection sooner.
+    // The store's own time-outs detect a dead connection sooner.
     ignored("keepalives", &["1"]),
     ignored("keepalives_count", &[]),
     ignored("keepalives_idle", &[]),
     ignored("keepalives_interval", &[]),
     ignored("tcp_user_timeout", &[]),
-    // The driver speaks UTF-8, whatever the database stores.
+    // The driver uses UTF-8, whatever encoding the database has.
     ignored("client_encoding", &["UTF8", "utf8", "UTF-8", "utf-8", "auto"]),
     ignored("gssdelegation", &["0"]),
     ignored("gsslib", &[]),
@@ -196,8 +197,8 @@ const PARAMETERS: &[Parameter] = &[
         &["require", "disable"],
         "remove it; sslcert and sslkey say what is shown",
     ),
-    demanding("sslcrl", "PGSSLCRL", &[], "remove it: revoked certificates cannot be told"),
-    demanding("sslcrldir", "PGSSLCRLDIR", &[], "remove it: revoked certificates cannot be told"),
+    demanding("sslcrl", "PGSSLCRL", &[], "remove it: tenure cannot recognise revoked certificates"),
+    demanding("sslcrldir", "PGSSLCRLDIR", &[], "remove it: tenure cannot recognise revoked certificates"),
     demanding("sslpassword", "", &[], NO_SECRETS),
 ];
 

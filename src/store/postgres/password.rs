@@ -1,4 +1,4 @@
-//! Where the password of a connection comes from. It is looked up for each connection, because it may have changed.
+//! Finds the password of a connection. It is looked up for each connection, because it may have changed.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{store::StoreError, text::printable_path};
 
-/// The places to look, the first one first: the URL, the service, PGPASSWORD, the password file.
+/// The places to look, in this order: the URL, the service, PGPASSWORD, the password file.
 #[derive(Debug, Clone)]
 pub(super) struct Passwords {
     given: Option<String>,
@@ -21,21 +21,21 @@ pub(super) struct Passwords {
     file: Option<PathBuf>,
 }
 
-/// What is looked for in a password file.
+/// The account whose password is looked for in a password file.
 #[derive(Debug, Clone)]
 pub(super) struct Account {
-    /// The names of the server, any of which a line may have.
+    /// The names of the server. A line may have any of them.
     pub(super) hosts: Vec<String>,
     pub(super) port: u16,
     pub(super) database: String,
     pub(super) user: String,
 }
 
-/// What was found.
+/// The result of a look-up.
 #[derive(Default)]
 pub(super) struct FoundPassword {
     pub(super) password: Option<String>,
-    /// Why there is none, for people. The server's refusal does not say that.
+    /// Why no password was found, for people. The server's refusal does not say this.
     pub(super) remark: Option<String>,
 }
 
@@ -45,14 +45,14 @@ impl Passwords {
         Ok(Self { given, service: settings.service.clone(), file: settings.path("passfile")? })
     }
 
-    /// The password that is known without reading a file. `None` if a file has to be read.
+    /// The password, if it is known without reading a file. `None` if a file has to be read.
     pub(super) fn without_files(&self) -> Option<FoundPassword> {
         let given = self.given.clone();
         let given = given.or_else(|| variable("PGPASSWORD").filter(|_| self.service.is_none()));
         given.map(|password| FoundPassword { password: Some(password), remark: None })
     }
 
-    /// Reads files, so it must not run on a thread that others wait for.
+    /// Looks in all places. This reads files, so it must not run on the thread that renews leases.
     pub(super) fn look_up(&self, account: &Account) -> FoundPassword {
         let given = self.given.clone().or_else(|| self.service.as_ref()?.password());
         match given.or_else(|| variable("PGPASSWORD")) {
@@ -94,7 +94,7 @@ enum Text {
 }
 
 fn read(path: &Path) -> io::Result<Text> {
-    // This is asked before the file is opened, because opening a pipe waits for its writer.
+    // Before the file is opened, because opening a named pipe waits for its writer.
     if !fs::metadata(path)?.is_file() {
         return Ok(Text::NoFile);
     }
@@ -133,7 +133,7 @@ fn password_of(line: &str, account: &Account) -> Option<String> {
     matches.then(|| unescaped(rest))
 }
 
-/// Up to the next colon that no backslash precedes.
+/// The text up to the next colon that is not escaped by a backslash, and the rest.
 fn split_field(text: &str) -> Option<(&str, &str)> {
     let mut is_escaped = false;
     for (at, char) in text.char_indices() {

@@ -1,5 +1,5 @@
-//! After a refused log-in, none of a store's connections repeats it before a pause. All of them would be refused, and after
-//! many failures servers lock the account, or slow everybody down.
+//! The pause after a refused log-in. No connection of the store repeats the log-in before the pause is over. Each would
+//! be refused again, and after many failures servers lock the account or delay all log-ins.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -16,17 +16,18 @@ use crate::store::StoreError;
 pub(super) struct Pause(Mutex<Option<RefusedLogin>>);
 
 struct RefusedLogin {
-    /// What the server refused. `None` if there was no password.
+    /// The log-in that the server refused. `None` if there was no password, or if a function gives each log-in.
     login: Option<Login>,
     error: StoreError,
-    /// In a row.
+    /// How many refusals there were in a row.
     times: u32,
     until: Instant,
 }
 
 impl Pause {
-    /// Whether this log-in may be tried now. If so, the caller is the only one who tries: others are refused as before until
-    /// it has succeeded, or the pause after it is over. Another password than the refused one may be tried at once.
+    /// Fails if this log-in may not be tried now. After a refusal, only one caller tries at a time: other callers get
+    /// the earlier refusal until that attempt has succeeded, or the next pause is over. A password that differs from
+    /// the refused one may be tried at once.
     pub(super) fn begin(&self, login: Option<&Login>, longest: Duration) -> Result<(), StoreError> {
         match &mut *self.lock() {
             Some(refused) if refused.login.as_ref() == login => {
@@ -57,7 +58,8 @@ impl Pause {
     }
 }
 
-/// The first pause is an eighth of the longest. Each further one is twice as long, and all are jittered.
+/// The length of a pause. The first is an eighth of the longest, and each further one is twice as long. All have
+/// jitter.
 fn length(times: u32, longest: Duration) -> Duration {
     let full = (longest / 16).saturating_mul(1 << times.min(4)).min(longest);
     full.mul_f64(0.75 + 0.25 * fastrand::f64())

@@ -1,23 +1,24 @@
--- Pins a lease: proves that a run holds its session, and keeps any other run from it until this transaction ends.
--- $1 account, $2 session, $3 run. One row.
+-- Pins a lease: proves that a run holds its session, and keeps every other run from it until this transaction ends.
+-- $1 account, $2 session, $3 run. Returns one row.
 --
--- verdict     what is proven
+-- verdict     what it proves
 -- pinned      the run holds the session; no other run is granted it before this transaction ends
--- unsure      the same, but this transaction's snapshot is too old to show whether the lease has expired meanwhile
---             (repeatable read and serializable only); no other run was granted the session so far
--- expired     the lease has expired; nothing is locked, or only until this transaction ends
--- superseded  another run holds the session: run_id and fence are its own
--- gone        the session has no row: the lease was given back, or removed after it had expired
--- lost        taken over or given back while this waited for that; asked again, it tells which
+-- unsure      no other run is granted the session before this transaction ends, but the snapshot of this transaction is
+--             too old to show whether the lease has expired (only in repeatable read and serializable)
+-- expired     the lease has expired; if the row was locked, it stays locked until this transaction ends
+-- superseded  another run holds the session: run_id and fence are those of that run
+-- gone        the session has no row: the lease was released, or swept after it had expired
+-- lost        the session was taken over or released while this statement waited; ask again to learn which
 --
--- In repeatable read and serializable, a takeover or a release since the snapshot fails with SQLSTATE 40001.
+-- In repeatable read and serializable, this statement fails with SQLSTATE 40001 if the session was taken over or
+-- released after the snapshot.
 WITH seen AS MATERIALIZED (
     SELECT run_id, fence, expires_at
     FROM tenure.session_lease
     WHERE account_id = $1::text AND session_id = $2::text
 ),
--- The weakest lock there is: renewals go past it. Whatever gives the session to another run names a key column or
--- deletes the row, and does not. A lease that has expired is not even locked.
+-- FOR KEY SHARE is the weakest row lock, and renewals do not conflict with it. A statement that gives the session to
+-- another run sets a key column or deletes the row, so it does conflict. An expired lease is not locked.
 pinned AS MATERIALIZED (
     SELECT run_id, fence, expires_at
     FROM tenure.session_lease
@@ -30,14 +31,15 @@ pinned AS MATERIALIZED (
         END
     FOR KEY SHARE
 ),
--- The clock is read behind the row's lock.
+-- The clock is read after the row has been locked.
 timed AS MATERIALIZED (
     SELECT *, clock_timestamp() AS at FROM pinned
 )
 SELECT
     CASE
         WHEN t.expires_at > t.at THEN 'pinned'
-        -- What had expired when the transaction began was never renewed since. What expired later may have been.
+        -- A lease that had expired when the transaction began cannot have been renewed since. A lease that expired
+        -- later may have been.
         WHEN t.expires_at > transaction_timestamp()
             AND current_setting('transaction_isolation') <> 'read committed'
             THEN 'unsure'

@@ -1,9 +1,11 @@
--- $1 boolean: whether this session keeps its settings from one statement to the next. Then it gets those that cannot be
--- sent at connection: they depend on what is set already, or not every server has them.
--- - synchronous_commit = off may forget a lease that was granted; stronger settings are left as they are.
--- - What is PostgreSQL's is found first, whatever search_path says. The rest of the path stays, for triggers of the host.
--- - The session lives as long as its runs, and may be at rest for long.
--- $2 bigint: how long a commit may take, in milliseconds; less than zero: that is not looked at.
+-- Follows server.sql. Checks the server and the schema, and changes settings of the session.
+-- $1 boolean: whether this session keeps its settings from one statement to the next. If so, it gets the settings that
+-- cannot be sent at connection, because they depend on the present value or do not exist on every server:
+-- - synchronous_commit: off could lose a lease that was granted, so it becomes on. Other values stay.
+-- - search_path: PostgreSQL's own names are found first. The rest of the path stays, for triggers of the host.
+-- - idle_session_timeout, transaction_timeout: none, because the session lives as long as its runs and may be idle for
+--   long.
+-- $2 bigint: how long a commit may take, in milliseconds. If it is negative, commits are not checked.
 SELECT
     server.doubt,
     (extract(epoch FROM pg_catalog.clock_timestamp() - server.as_of) * 1000000)::bigint AS behind,
@@ -23,12 +25,12 @@ SELECT
         WHEN $1::boolean AND pg_catalog.current_setting('idle_session_timeout', true) <> '0'
             THEN pg_catalog.set_config('idle_session_timeout', '0', false)
     END AS idle_session_timeout,
-    -- From PostgreSQL 17 on.
+    -- PostgreSQL 17 and later have this setting.
     CASE
         WHEN $1::boolean AND pg_catalog.current_setting('transaction_timeout', true) <> '0'
             THEN pg_catalog.set_config('transaction_timeout', '0', false)
     END AS transaction_timeout,
-    -- A commit that is not answered, in any session of the same role: what others do is not shown.
+    -- Whether a commit has waited too long for a standby. A role without pg_read_all_stats sees only its own sessions.
     $2::bigint >= 0 AND EXISTS (
         SELECT FROM pg_catalog.pg_stat_activity
         WHERE wait_event = 'SyncRep'

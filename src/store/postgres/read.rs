@@ -1,4 +1,4 @@
-//! Inspect and list: what changes nothing.
+//! Inspect and list: the verbs that only read.
 
 use sqlx::postgres::PgRow;
 
@@ -23,7 +23,7 @@ pub(super) async fn inspect(
     let mut open = vec![keys];
     while let Some(keys) = open.pop() {
         match read_rows(connection, keys).await {
-            // Nobody can hold a session with such a key. Its neighbours are read without it.
+            // No run can hold a session with such a key. The other keys are read without it.
             Err(StoreError::Unstorable { .. }) if keys.len() == 1 => found.push(None),
             Err(StoreError::Unstorable { .. }) => {
                 let (first, second) = keys.split_at(keys.len() / 2);
@@ -65,7 +65,7 @@ pub(super) async fn list(
     connection: &mut Connection,
     page: &Page,
 ) -> Result<Vec<(SessionKey, Holder)>, StoreError> {
-    // No key's part is empty, so the empty one is before them all.
+    // No part of a key is empty, so the empty text comes before all of them.
     let first = (page.account.as_deref().unwrap_or_default(), "");
     let after = page.after.as_ref().map_or(first, |key| first.max((key.account(), key.session())));
     let statement = Statement::new(
@@ -81,7 +81,7 @@ pub(super) async fn list(
     .planned_anew();
     let mut found = Vec::new();
     let rows = match connection.fetch(&statement).await {
-        // No session of such an account can be held.
+        // No run can hold a session of such an account.
         Err(StoreError::Unstorable { .. }) => return Ok(found),
         answered => answered?,
     };

@@ -1,5 +1,5 @@
--- $1 accounts, $2 sessions, $3 runs. One row per item. Invariant I4: nothing but a row of the run itself is locked or
--- deleted.
+-- $1 accounts, $2 sessions, $3 runs. Returns one row per item. It locks and deletes only rows of the run itself
+-- (invariant I4).
 WITH input AS (
     SELECT account_id COLLATE "C" AS account_id, session_id COLLATE "C" AS session_id, run_id, item
     FROM unnest($1::text[], $2::text[], $3::uuid[])

@@ -1,4 +1,4 @@
-//! Renew: one statement, and what follows where the database does not take a new phase.
+//! Renew: one statement, and the steps that follow if the database rejects a new phase.
 
 use super::{
     connection::Connection,
@@ -24,7 +24,7 @@ pub(super) async fn renew(
     let renewed = extend(connection, items).await;
     match (&renewed, untold(items)) {
         (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), Some(untold)) => {
-            // The leases come first (invariant I12). Then each phase is tried, and a bad one costs no other.
+            // The leases come first (invariant I12). Then the phases are tried, so that a bad one costs no other.
             let renewed = extend(connection, &untold).await?;
             record_phases(connection, items)
                 .await
@@ -35,7 +35,7 @@ pub(super) async fn renew(
     }
 }
 
-/// Renews those items again that have a new phase, now with the phase, if the database takes it.
+/// Renews the items with a new phase again, this time with the phase. A phase that the database rejects is left out.
 async fn record_phases(connection: &mut Connection, items: &[Renew]) -> Result<(), StoreError> {
     let with_phase: Vec<_> = items.iter().filter(|item| item.phase.is_some()).cloned().collect();
     let mut open = vec![&with_phase[..]];

@@ -1,5 +1,5 @@
--- $1 accounts, $2 sessions, $3 runs, $4 ttls and $5 safety margins in milliseconds, $6 stages, $7 phases (null: as
--- it was). One row per item.
+-- $1 accounts, $2 sessions, $3 runs, $4 ttls and $5 safety margins in milliseconds, $6 stages, $7 phases (null keeps
+-- the present one). Returns one row per item.
 WITH input AS (
     SELECT
         account_id COLLATE "C" AS account_id,
@@ -16,8 +16,8 @@ seen AS MATERIALIZED (
     FROM input i
     JOIN tenure.session_lease l USING (account_id, session_id)
 ),
--- The weakest lock that an update takes: it goes past a pin (FOR KEY SHARE). No key column may be set below, or
--- it would not. A row of another run is not even locked.
+-- FOR NO KEY UPDATE does not conflict with a pin (FOR KEY SHARE). For the same reason the update below must not set a
+-- key column. A row of another run is not locked.
 locked AS MATERIALIZED (
     SELECT i.item, l.account_id, l.session_id, l.expires_at
     FROM input i
@@ -25,7 +25,8 @@ locked AS MATERIALIZED (
     ORDER BY l.account_id, l.session_id
     FOR NO KEY UPDATE OF l SKIP LOCKED
 ),
--- Invariant I5: the clock is read behind each row's lock. A statement that a frozen server runs late finds its lease expired.
+-- The clock is read after each row has been locked. So a statement that a frozen server runs late finds its lease
+-- expired (invariant I5).
 timed AS MATERIALIZED (
     SELECT *, clock_timestamp() AS at FROM locked
 ),
@@ -40,7 +41,7 @@ renewed AS (
         AND l.session_id = t.session_id
         AND l.run_id = i.run_id
         AND l.expires_at - i.margin > t.at
-    -- Stop columns from here: a joined snapshot may be older than the row that was updated.
+    -- The stop columns come from RETURNING, because the joined snapshot may be older than the row that was updated.
     RETURNING i.item, l.expires_at, t.at, l.stop_requested_at, l.stop_by, l.stop_reason
 )
 SELECT

@@ -1,4 +1,4 @@
-//! Reading rows. What does not parse was not written by tenure; that is an error, and never a panic.
+//! Reads rows. A value that does not parse was not written by tenure. It is an error, and never a panic.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use crate::{
     store::{Grant, Renewed, StoreError},
 };
 
-/// Which item a row answers, counted from zero.
+/// The item that a row answers, counted from zero.
 pub(super) fn item(connection: &Connection, row: &PgRow, items: usize) -> Result<usize, StoreError> {
     let ordinality: i64 = connection.read(row, "item")?;
     usize::try_from(ordinality - 1).ok().filter(|item| *item < items).ok_or_else(|| {
@@ -35,7 +35,7 @@ pub(super) fn answers<T: Clone>(
     answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
 }
 
-/// Whether the answer of a read has a lease in it.
+/// Whether the row of a read contains a lease.
 pub(super) fn is_there(connection: &Connection, row: &PgRow) -> Result<bool, StoreError> {
     Ok(connection.read::<Option<Uuid>>(row, "run_id")?.is_some())
 }
@@ -78,7 +78,7 @@ pub(super) fn renewed(connection: &Connection, row: &PgRow) -> Result<Renewed, S
     })
 }
 
-/// The server's clock when it decided: microseconds since 1970.
+/// The server's clock when it decided, in microseconds since 1970.
 pub(super) fn clock(connection: &Connection, row: &PgRow) -> Result<i64, StoreError> {
     connection.read(row, "clock")
 }
@@ -90,7 +90,7 @@ fn stop(connection: &Connection, row: &PgRow) -> Result<Option<StopRequest>, Sto
     Ok(Some(StopRequest::new(instant(connection, at)?, by, reason)))
 }
 
-/// From microseconds since 1970.
+/// The instant that is this many microseconds after 1970.
 fn instant(connection: &Connection, micros: i64) -> Result<SystemTime, StoreError> {
     let distance = Duration::from_micros(micros.unsigned_abs());
     let instant = match micros {
@@ -100,7 +100,7 @@ fn instant(connection: &Connection, micros: i64) -> Result<SystemTime, StoreErro
     instant.ok_or_else(|| connection.unavailable(&format!("{micros} µs since 1970 is no instant")))
 }
 
-/// From microseconds. A negative length, of a lease that has expired, is zero.
+/// The duration of this many microseconds. A negative number, from an expired lease, gives zero.
 fn length(micros: i64) -> Duration {
     Duration::from_micros(micros.try_into().unwrap_or(0))
 }

@@ -27,16 +27,16 @@ pub(crate) const SCHEMA: Schema = Schema {
     },
 };
 
-/// Migrations wait for one another, and for transactions that use the table.
+/// The bounds of a migration's statements. Migrations wait for one another, and for transactions that use the table.
 pub(super) const BOUNDS: Bounds =
     Bounds { statement: Duration::from_secs(60), lock: Duration::from_secs(30) };
 
 const CREATE_SCHEMA: &str = "CREATE SCHEMA tenure";
 
-const MAY_CREATE: &str = "a role that migrates needs: GRANT CREATE ON DATABASE, or to own the schema tenure; \
-    migrate as its owner once, then grant the rest their use";
+const MAY_CREATE: &str = "a role that migrates needs: GRANT CREATE ON DATABASE, or must own the schema tenure; \
+    migrate once as the owner, then grant the other roles what they need";
 
-/// Whether this release can work with the newest version that was applied.
+/// Fails if this release cannot work with the newest version that was applied.
 pub(super) fn check(newest: Option<Applied>, location: &str) -> Result<(), StoreError> {
     SCHEMA.check(newest).map(drop).map_err(|unfit| unfit.at(location))
 }
@@ -58,13 +58,13 @@ pub(super) async fn migrate(connection: &mut Connection) -> Result<Migrated, Sto
     })
 }
 
-/// The whole schema for an empty database, as one transaction to be run by hand.
+/// The script that sets up an empty database in one transaction, for people who run it by hand.
 pub(super) fn script(naming: &Naming) -> String {
     let script = format!("{CREATE_SCHEMA};\n{}{}", include_str!("bootstrap.sql"), SCHEMA.script());
     format!("BEGIN;\n{};\n{}COMMIT;\n", lock(naming), naming.text(&script))
 }
 
-/// There is a table where our record would be.
+/// The message when another program's table has the name of our record.
 fn taken(naming: &Naming, detail: &str) -> String {
     let name = naming.name();
     format!(
@@ -107,7 +107,7 @@ impl SchemaConnection for Migration<'_> {
     }
 
     async fn bootstrap(&mut self) -> Result<(), MigrationFailure> {
-        // `CREATE SCHEMA IF NOT EXISTS` would ask for the right to create even where the schema exists.
+        // `CREATE SCHEMA IF NOT EXISTS` would need the right to create even if the schema exists.
         let exists = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'tenure')";
         if !self.holds(exists).await? {
             self.execute(CREATE_SCHEMA).await?;
@@ -128,13 +128,13 @@ impl Migration<'_> {
     }
 }
 
-/// What the database records; `None` without a schema.
+/// The newest version that the database records. `None` if it has no schema.
 pub(super) async fn newest(
     connection: &mut PgConnection,
     naming: &Naming,
 ) -> Result<Option<Applied>, sqlx::Error> {
-    // From the catalog itself: name look-ups (to_regclass) may answer from a cache that an advisory lock does not
-    // bring up to date, and would miss a schema that was committed while this waited for the lock.
+    // This reads the catalog itself. A name look-up (to_regclass) may answer from a cache that taking an advisory lock
+    // does not refresh, and would miss a schema that was committed while this session waited for the lock.
     let exists = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
         WHERE n.nspname = 'tenure' AND c.relname = 'migration')";
@@ -152,11 +152,11 @@ pub(super) fn applied(version: i32, compatible_from: i32) -> Applied {
     Applied { version: version.unsigned_abs(), compatible_from: compatible_from.unsigned_abs() }
 }
 
-/// `tenure` in ASCII: the key of the advisory lock that migrations of the default schema hold, one database apart from
-/// another.
+/// The key of the advisory lock for migrations of the default schema: `tenure` in ASCII. Each database has its own
+/// lock.
 const LOCK: i64 = 0x7465_6e75_7265;
 
-/// Migrations of one schema wait for one another, and for those of no other schema.
+/// Takes the lock, so that migrations of one schema wait for one another. Migrations of other schemas do not wait.
 fn lock(naming: &Naming) -> String {
     match naming.name() {
         DEFAULT => format!("SELECT pg_advisory_xact_lock({LOCK})"),

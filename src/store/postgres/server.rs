@@ -1,4 +1,4 @@
-//! One server: where it is, how to speak to it, and what every session of ours sets there.
+//! One server: where it is, how to connect to it, and the settings of our sessions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,24 +23,24 @@ use crate::{
 
 /// One of the servers that a URL names.
 pub(super) struct Server {
-    /// Everything but who logs in.
+    /// Everything except the log-in.
     pub(super) options: PgConnectOptions,
-    /// It is behind PgBouncer in transaction mode: each statement may reach another server session.
+    /// Whether it is behind PgBouncer in transaction mode, so that each statement may reach another server session.
     pub(super) pooled: bool,
-    /// For people: host and port, or the path of the socket.
+    /// Host and port, or the path of the socket, for people.
     pub(super) address: String,
-    /// For people, without any secret: the address and the database.
+    /// The address and the database, for people. Contains no secret.
     pub(super) location: Arc<str>,
     pub(super) database: String,
     pub(super) naming: Arc<Naming>,
     pub(super) turn: Turn,
     pub(super) tls: Tls,
     pub(super) passwords: Passwords,
-    /// Asked instead of the passwords.
+    /// The program's function, which is asked instead of `passwords`.
     pub(super) login: Option<LoginSource>,
     pub(super) account: Account,
     pub(super) pause: Pause,
-    /// Bounds the wait for a connection, in addition to the caller's own time-out.
+    /// Limits the wait for a connection. The caller's own time-out applies as well.
     pub(super) connect_timeout: Option<Duration>,
 }
 
@@ -88,33 +88,34 @@ impl Server {
         })
     }
 
-    /// For a session with these bounds. With `None`, it gets no settings of ours. Who logs in is added later.
+    /// The options for a session with these bounds. With `None`, the session gets none of our settings. The log-in is
+    /// added later.
     pub(super) fn options(&self, bounds: Option<Bounds>) -> PgConnectOptions {
         let options = self.options.clone();
         let Some(bounds) = bounds.filter(|_| !self.pooled) else { return options };
         let options = options.options([
             ("statement_timeout", server_millis(bounds.statement)),
             ("lock_timeout", server_millis(bounds.lock)),
-            // Only a migration has a transaction of more than one statement.
+            // This concerns only migrations. No other transaction has more than one statement.
             ("idle_in_transaction_session_timeout", server_millis(bounds.statement)),
             ("default_transaction_isolation", "read committed".to_owned()),
         ]);
         options.options(SETTINGS.iter().copied())
     }
 
-    /// Milliseconds after which a commit that others wait for counts as unanswered. It is negative if there is no other server
-    /// to ask.
+    /// How long a commit may wait for a standby, in milliseconds. After that it counts as unanswered. Negative if there
+    /// is no other server to ask.
     pub(super) fn longest_commit(&self, bounds: Bounds) -> i64 {
         let millis = i64::try_from(bounds.lock.as_millis() / 2).unwrap_or(i64::MAX);
         if self.turn.has_others() { millis } else { -1 }
     }
 }
 
-/// What our sessions set, besides the bounds of a statement.
+/// The settings of our sessions, besides the bounds of a statement.
 ///
-/// The plan of a statement, and so the time it takes, must not depend on what a role or a database has set for other work.
-/// Most of these are the server's own defaults. Two differ: nothing is compiled (`jit`), which can take longer than a short
-/// lease lasts, and no statement waits for worker processes.
+/// The plan of a statement, and so the time that it takes, must not depend on what a role or a database has set for
+/// other work. Most of these values are the server's own defaults. `jit` is off, because compiling can take longer than
+/// a short lease lasts. No statement waits for parallel workers.
 pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("jit", "off"),
     ("max_parallel_workers_per_gather", "0"),
@@ -130,16 +131,16 @@ pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("enable_material", "on"),
     ("seq_page_cost", "1"),
     ("random_page_cost", "4"),
-    // An error instead of rows that a policy hides: no session that is held may look idle.
+    // If a policy would hide rows, the statement fails. A session that is held must not look idle.
     ("row_security", "off"),
-    // A statement that the server rejects must not end the session of its neighbours.
+    // A rejected statement must not end the session for the statements after it.
     ("exit_on_error", "off"),
 ];
 
-/// What is the same for every connection to a server.
+/// The options that are the same for every connection to a server.
 ///
-/// The driver takes raw `options` only from a URL, and PGOPTIONS by itself. The URL gets a password so that the driver looks
-/// for none.
+/// The driver accepts raw `options` only in a URL, and reads PGOPTIONS by itself. The URL has a password so that the
+/// driver does not look for one.
 fn options(
     address: &Address,
     settings: &ConnectionSettings,
@@ -170,7 +171,7 @@ fn options(
     })
 }
 
-/// sqlx puts words of its own before the cause, sometimes twice.
+/// The cause alone. sqlx puts words of its own before it, sometimes twice.
 fn explain(error: &sqlx::Error) -> String {
     let text = error.to_string();
     format!("{}; {FORM}", text.trim_start_matches("error with configuration: "))
@@ -187,7 +188,7 @@ fn is_pooled(parameter: Option<&str>) -> Result<bool, StoreError> {
     }
 }
 
-/// In whole seconds. As in libpq, zero or less means no bound, and one means two.
+/// Reads whole seconds. As in libpq, zero or less means no limit, and one means two.
 fn connect_timeout(parameter: Option<&str>) -> Result<Option<Duration>, StoreError> {
     let Some(text) = parameter else { return Ok(None) };
     match text.trim().parse::<i64>() {
@@ -210,7 +211,7 @@ pub(super) fn location(address: &str, database: &str, naming: &Naming) -> Arc<st
     }
 }
 
-/// PostgreSQL takes zero for "no bound" and no more than 31 bits.
+/// At least 1, because PostgreSQL reads zero as "no limit". At most 31 bits, which is PostgreSQL's greatest value.
 fn server_millis(duration: Duration) -> String {
     duration.as_millis().clamp(1, i32::MAX as u128).to_string()
 }

@@ -1,7 +1,8 @@
--- Begins every statement whose answer is doubtd: what there is to doubt in it (doubt.rs), null when there is nothing.
+-- Begins every statement that reads leases. doubt says why the answer may not be the truth (doubt.rs), and is null if
+-- there is no reason.
 --
--- A standby is asked how things were when the last commit that it has was made, by the primary's clock: of what came
--- after that it knows nothing, not even that nothing came.
+-- A standby knows nothing about the time after the last commit that it has replayed. So a standby answers for that
+-- moment: as_of is the time of that commit, by the primary's clock.
 WITH judged AS MATERIALIZED (
     SELECT CASE
         WHEN (SELECT relkind NOT IN ('r', 'p') FROM pg_catalog.pg_class WHERE oid = 'tenure.session_lease'::regclass)

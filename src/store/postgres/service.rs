@@ -1,4 +1,4 @@
-//! A service of libpq: parameters under a name in a file (`pg_service.conf`).
+//! A service of libpq: a named section of parameters in a file (`pg_service.conf`).
 
 use std::{fs, path::PathBuf};
 
@@ -16,7 +16,8 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Looks in the file that is named, or else in PGSERVICEFILE, or else in the user's own file and then in the system's.
+    /// Finds the file that describes the service: the named file, or else the file of PGSERVICEFILE, or else the user's
+    /// own file and then the system's.
     pub(super) fn find(
         name: String,
         named: Option<PathBuf>,
@@ -38,7 +39,7 @@ impl Service {
         match found {
             Some(file) => Ok(Self { name, file }),
             None => Err(refused(format!(
-                "service={:?} is nowhere described; write it into ~/.pg_service.conf, or name a file with PGSERVICEFILE",
+                "no file describes service={:?}; add it to ~/.pg_service.conf, or name a file with PGSERVICEFILE",
                 printable(&name)
             ))),
         }
@@ -56,13 +57,13 @@ impl Service {
         }
         let parameter = |line: &str| match line.split_once('=') {
             Some((name, value)) => Ok((name.trim_end().to_owned(), value.trim_start().to_owned())),
-            // The line is not shown: it may be a secret.
+            // The error does not show the line, which may be a secret.
             None => Err(self.refused("one line of the service is not name=value")),
         };
         lines.take_while(|line| !line.starts_with('[')).map(parameter).collect()
     }
 
-    /// The password as it is in the file now.
+    /// The password that is in the file now.
     pub(super) fn password(&self) -> Option<String> {
         let parameters = self.parameters().ok()?;
         parameters.into_iter().rfind(|(name, _)| name == "password").map(|(_, value)| value)

@@ -1,4 +1,5 @@
-//! All that is said about a connection. The URL counts first, then the service that is named, then the `PG…` variables.
+//! All parameters of a connection. They come from the URL, then from the service that it names, then from the `PG…`
+//! variables. The first one counts.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -11,13 +12,13 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// The parameters by their names. A password of the service or of the environment is not among them: it may change, so it
-/// is looked up for each connection.
+/// The parameters by their names. A password of the service or of the environment is not among them, because it may
+/// change and is looked up for each connection.
 pub(super) struct ConnectionSettings {
     values: BTreeMap<&'static str, String>,
-    /// `options[name]=value`: settings of the server.
+    /// Settings of the server, given as `options[name]=value`.
     pub(super) of_the_server: Vec<(String, String)>,
-    /// What is left aside, and has to be warned of.
+    /// Parameters that are ignored, and need a warning.
     pub(super) ignored: Vec<&'static str>,
     pub(super) service: Option<Service>,
 }
@@ -50,7 +51,7 @@ impl ConnectionSettings {
         self.values.get(name).map(String::as_str)
     }
 
-    /// A path; `~/` is the home directory.
+    /// A path in which `~/` stands for the home directory.
     pub(super) fn path(&self, name: &'static str) -> Result<Option<PathBuf>, StoreError> {
         self.value(name).map(|value| expanded(name, value)).transpose()
     }
@@ -60,7 +61,7 @@ impl ConnectionSettings {
             self.of_the_server.push((setting.to_owned(), value));
             return Ok(());
         }
-        // libpq reads the URLs of JDBC in this way.
+        // libpq does the same for JDBC's URLs.
         let (name, value) = match (name, value.as_str()) {
             ("ssl", "true") => ("sslmode", "require".to_owned()),
             _ => (name, value),
@@ -69,7 +70,8 @@ impl ConnectionSettings {
         if parameter.check(&value)? {
             self.ignored.push(parameter.name);
         }
-        // For a schema this is refused later: an unset variable in its place must not mean the default schema.
+        // An empty schema is kept, and refused later: an unset shell variable must not silently select the default
+        // schema.
         match value.is_empty() && parameter.name != "schema" {
             // An empty value counts as none.
             true => self.values.remove(parameter.name),
@@ -78,8 +80,8 @@ impl ConnectionSettings {
         Ok(())
     }
 
-    /// A line break that came with a secret, or in place of one, must not name another database. A password may have any
-    /// character, and is never shown.
+    /// Fails if a value has a control character: a line break that came with a secret must not become part of a name. A
+    /// password may have any character, and is never shown.
     fn refuse_control_characters(&self) -> Result<(), StoreError> {
         let named = self.values.iter().map(|(name, value)| (*name, value));
         let named = named.filter(|(name, _)| *name != "password");
@@ -92,7 +94,7 @@ impl ConnectionSettings {
         }
     }
 
-    /// Adds what the URL does not say.
+    /// Adds the parameters that the URL does not give.
     fn add_service(&mut self, service: Service) -> Result<(), StoreError> {
         let said: Vec<_> = self.values.keys().copied().collect();
         for (name, value) in service.parameters()? {
@@ -107,7 +109,7 @@ impl ConnectionSettings {
         Ok(())
     }
 
-    /// Adds what neither the URL nor the service says.
+    /// Adds the parameters that neither the URL nor the service gives.
     fn add_environment(&mut self, variable: &impl Fn(&str) -> Option<String>) -> Result<(), StoreError> {
         let names_a_server = self.value("host").or(self.value("hostaddr")).is_some();
         for parameter in parameter::all() {

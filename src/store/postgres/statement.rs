@@ -1,8 +1,8 @@
 //! A statement, and the two ways to send it.
 //!
-//! Ordinarily a statement is prepared once per connection, and its values are bound. That takes several messages, and
-//! PgBouncer in transaction mode may hand each of them to another server session (sqlx ends the preparation with a Sync of
-//! its own). So behind PgBouncer the values are written into the text as literals, and the statement is one message.
+//! Usually a statement is prepared once per connection, and its values are bound. That takes several messages, and
+//! PgBouncer in transaction mode may send each of them to another server session (sqlx ends the preparation with a Sync
+//! of its own). So behind PgBouncer the values are written into the text as literals, and the statement is one message.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 /// A statement and its values.
 pub(super) struct Statement<'a> {
-    /// Each `$n` in it carries a cast to the type of its value.
+    /// The text. Each `$n` in it has a cast to the type of its value.
     pub(super) sql: &'static str,
     values: Vec<Value<'a>>,
-    /// It is planned each time, for these very values.
+    /// Whether the server plans the statement each time, for these values.
     planned_anew: bool,
 }
 
@@ -35,12 +35,12 @@ impl<'a> Statement<'a> {
         Self { sql, values, planned_anew: false }
     }
 
-    /// Has the statement planned each time, because its best plan depends on its values.
+    /// Makes the server plan the statement each time, because its best plan depends on its values.
     pub(super) fn planned_anew(self) -> Self {
         Self { planned_anew: true, ..self }
     }
 
-    /// `sql` is the text of this statement for the schema in question.
+    /// Sends the statement with bound values. `sql` is its text for the present schema.
     pub(super) async fn send_bound(
         &self,
         sql: SqlStr,
@@ -61,6 +61,7 @@ impl<'a> Statement<'a> {
         query.fetch_all(connection).await
     }
 
+    /// Sends the statement as one message, with literals in its text. `sql` is its text for the present schema.
     pub(super) async fn send_as_text(
         &self,
         sql: SqlStr,
@@ -69,8 +70,8 @@ impl<'a> Statement<'a> {
         connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(self.to_text(sql.as_str())))).await
     }
 
-    /// The statement with a literal for each `$n`. A `$` without a number after it stays as it is. Comments are left out: a
-    /// value with a line break inside a comment would be read as SQL.
+    /// The statement with a literal for each `$n`. A `$` without a number after it stays as it is. Comments are left
+    /// out: if a value with a line break were put into a comment, its second line would be read as SQL.
     fn to_text(&self, sql: &str) -> String {
         let code: Vec<_> =
             sql.lines().map(|line| line.split_once("--").map_or(line, |(code, _)| code)).collect();
@@ -110,7 +111,7 @@ pub(super) fn millis(duration: Duration) -> i64 {
     duration.as_millis().try_into().unwrap_or(i64::MAX)
 }
 
-/// `E'…'` reads a backslash the same way whatever `standard_conforming_strings` says.
+/// Writes `E'…'`, in which a backslash has the same meaning whatever `standard_conforming_strings` says.
 fn write_quoted(text: &mut String, value: &str) {
     text.push_str(" E'");
     for char in value.chars() {

@@ -1,4 +1,4 @@
-//! Asking a run to stop.
+//! Asks a run to stop.
 
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ pub(super) async fn request(connection: &mut Connection, item: &StopRun) -> Resu
         rows = ask(connection, &item.in_ascii()).await;
     }
     let rows = match rows {
-        // No session with such a key can be held.
+        // No run can hold a session with such a key.
         Err(StoreError::Unstorable { .. }) => return Ok(StopOutcome::Idle),
         answered => answered?,
     };

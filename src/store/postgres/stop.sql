@@ -1,8 +1,8 @@
--- $1 account, $2 session, $3 the only run wanted, or null, $4 by whom and $5 why, or null. One row, which says what
--- was found; none: no live lease, or not that run's.
+-- $1 account, $2 session, $3 the only run to stop, or null, $4 by whom and $5 why, or null. Returns one row that says
+-- what was found, or no row if there is no live lease, or it is not that run's.
 --
--- The run is chosen first and the row written by its run_id. An update by key alone that waits behind a takeover would
--- hit the next run.
+-- It chooses the run first and then writes the row by that run's run_id. An update by key alone could wait for a
+-- takeover, and would then hit the next run.
 WITH seen AS MATERIALIZED (
     SELECT run_id
     FROM tenure.session_lease
@@ -18,7 +18,7 @@ locked AS MATERIALIZED (
     WHERE l.account_id = $1::text AND l.session_id = $2::text
     FOR NO KEY UPDATE OF l SKIP LOCKED
 ),
--- The clock is read behind the row's lock.
+-- The clock is read after the row has been locked.
 timed AS MATERIALIZED (
     SELECT *, clock_timestamp() AS at FROM locked
 ),
@@ -59,8 +59,9 @@ SELECT
     (extract(epoch FROM expires_at - at) * 1000000)::bigint AS remaining,
     (extract(epoch FROM stop_requested_at) * 1000000)::bigint AS stop_at,
     stop_by, stop_reason,
-    -- Every NOTIFY takes a lock of the whole database when it commits: none is sent where nobody listens. Who listens
-    -- for a node holds this lock (listen.rs); whoever gets it instead gives it back at once, with this statement.
+    -- A NOTIFY takes a lock of the whole database when it commits, so none is sent if nobody listens. A listener of the
+    -- node holds this advisory lock (listen.rs). If this statement gets the lock, there is no listener, and the lock is
+    -- released when this statement commits.
     CASE
         WHEN verdict IN ('asked', 'asked before')
             AND stage = 'running'

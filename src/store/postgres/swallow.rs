@@ -1,7 +1,7 @@
-//! Rows that a trigger swallows.
+//! Finds triggers that suppress writes.
 //!
-//! A trigger of somebody else's that returns NULL keeps a row from being written, and PostgreSQL reports no error. To a
-//! statement this looks like a row that it could not lock, so the table is asked for its triggers.
+//! A trigger that somebody else has added may return NULL. Then the row is not written, and PostgreSQL reports no
+//! error. To a statement this looks like a row that it could not lock. So the store looks for triggers on the table.
 
 use sqlx::postgres::PgRow;
 
@@ -10,11 +10,11 @@ use crate::store::StoreError;
 
 pub(super) const TRIGGERS: &str = include_str!("triggers.sql");
 
-/// For one item alone, whose row nobody else has locked, and which still was not written. Of several items, the caller asks
-/// for each one alone again.
+/// Fails if a trigger may have suppressed the write of a single item whose row was not locked by another transaction.
+/// If there are several items, the caller asks for each one alone again.
 ///
 /// # Errors
-/// There are triggers that may be the reason.
+/// There are such triggers.
 pub(super) async fn check(connection: &mut Connection, rows: &[PgRow]) -> Result<(), StoreError> {
     if let [row] = rows
         && connection.read::<&str>(row, "verdict")? == "unwritten"
@@ -25,7 +25,7 @@ pub(super) async fn check(connection: &mut Connection, rows: &[PgRow]) -> Result
     Ok(())
 }
 
-/// What to answer if a row was not written for no other reason; `None` if no trigger can be the reason.
+/// The error to return if no other reason explains why a row was not written. `None` if no trigger can be the reason.
 pub(super) async fn suspicion(connection: &mut Connection) -> Result<Option<StoreError>, StoreError> {
     let row = connection.fetch_one(&Statement::new(TRIGGERS, Vec::new())).await?;
     let names = connection.read::<Option<&str>>(&row, "names")?;

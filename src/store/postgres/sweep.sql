@@ -1,4 +1,4 @@
--- $1 how many at most, $2 how long ago they expired at least, in milliseconds.
+-- $1 how many rows at most, $2 how long ago they must have expired, in milliseconds.
 WITH old AS MATERIALIZED (
     SELECT account_id, session_id, run_id
     FROM tenure.session_lease

@@ -1,4 +1,4 @@
-//! What a URL says about the database: the servers that may have it, and how to speak to them.
+//! The database that a URL names: the servers that may have it, and how to connect to them.
 
 use std::sync::{
     Arc,
@@ -16,16 +16,16 @@ use super::{
 };
 use crate::{store::StoreError, text::printable};
 
-/// The database: the servers that may have it, and how to speak to them.
+/// The database: the servers that may have it, and how to connect to them.
 pub(super) struct Target {
-    /// In the order of the URL; at least one.
+    /// In the order of the URL. There is at least one.
     servers: Vec<Server>,
-    /// For people, without any secret: all servers and the database.
+    /// All servers and the database, for people. Contains no secret.
     pub(super) location: Arc<str>,
     pub(super) naming: Arc<Naming>,
-    /// Parameters of the URL that are left aside.
+    /// Parameters of the URL that are ignored.
     ignored: Vec<&'static str>,
-    /// Whether that has been logged.
+    /// Whether the warning about them has been logged.
     is_told: AtomicBool,
 }
 
@@ -51,24 +51,24 @@ impl Target {
         self.servers.iter().any(|server| server.pooled)
     }
 
-    /// All servers, the one to ask first before the others.
+    /// All servers, in the order in which to ask them.
     pub(super) fn in_order(&self) -> Vec<&Server> {
         let (before, from) = self.servers.split_at(self.servers[0].turn.first());
         from.iter().chain(before).collect()
     }
 
-    /// The number of the server that was found to work last.
+    /// The number of the server that was last found to work.
     pub(super) fn server_in_use(&self) -> Option<usize> {
         Some(self.servers[0].turn.working())
     }
 
-    /// What in the URL has no effect, for people.
+    /// Which parts of the URL have no effect, for people.
     pub(super) fn remark(&self) -> Option<String> {
         let names = self.ignored.join(", ");
-        (!names.is_empty()).then(|| format!("{names} in the URL: no effect here, and none needed"))
+        (!names.is_empty()).then(|| format!("{names} in the URL: no effect here, and none is needed"))
     }
 
-    /// Logs the same, once.
+    /// Logs this remark, once.
     pub(super) fn warn(&self) {
         if let Some(remark) = self.remark()
             && !self.is_told.swap(true, Ordering::Relaxed)
@@ -78,12 +78,13 @@ impl Target {
     }
 }
 
-/// A lease needs a server that takes writes. That is what is looked for, whichever of these is given.
+/// Accepts the values that can lead to a server that takes writes. Whichever is given, the store searches for such a
+/// server, because leases need one.
 fn check_session_attrs(parameter: Option<&str>) -> Result<(), StoreError> {
     match parameter {
         None | Some("any" | "read-write" | "primary") => Ok(()),
         Some(other) => Err(refused(format!(
-            "target_session_attrs={:?} leads to no server that takes writes, as leases need; use read-write",
+            "target_session_attrs={:?} does not lead to a server that takes writes, which leases need; use read-write",
             printable(other)
         ))),
     }

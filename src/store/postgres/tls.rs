@@ -1,5 +1,5 @@
-//! How a connection is encrypted, and how the server proves who it is. Parameters mean what they mean to libpq, also where
-//! the driver gives them another meaning.
+//! How a connection is encrypted, and how the server proves its identity. The parameters mean what they mean to libpq,
+//! even where the driver gives them another meaning.
 
 use std::{
     fs::File,
@@ -17,9 +17,9 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(super) struct Tls {
     mode: PgSslMode,
-    /// `None`: there are only the authorities that the system trusts.
+    /// A file with more authorities to trust. `None` if only those that the system trusts count.
     root: Option<PathBuf>,
-    /// Certificate and key.
+    /// Our own certificate and key.
     own: Option<(PathBuf, PathBuf)>,
 }
 
@@ -48,12 +48,12 @@ impl Tls {
         Ok(Self { mode, root, own })
     }
 
-    /// A Unix socket needs no encryption: nothing leaves the machine.
+    /// The same for a Unix socket, which needs no encryption because nothing leaves the machine.
     pub(super) fn over_a_socket(self) -> Self {
         Self { mode: PgSslMode::Disable, ..self }
     }
 
-    /// Whether this build can do what is asked for.
+    /// Whether this build can do what the parameters ask for.
     pub(super) fn is_built_in(&self) -> bool {
         let is_asked = !matches!(self.mode, PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer);
         HAS_TLS || !is_asked
@@ -68,7 +68,8 @@ impl Tls {
         self.root.is_some() || self.own.is_some()
     }
 
-    /// Whether the files can be read. The driver's error would not name them. Reads the file system.
+    /// Fails if one of the files cannot be read, because the driver's error would not name it. This reads the file
+    /// system.
     pub(super) fn check_files(&self) -> Result<(), StoreError> {
         if matches!(self.mode, PgSslMode::Disable) {
             return Ok(());
@@ -86,7 +87,8 @@ impl Tls {
         let options = options.ssl_mode(self.mode);
         let options = match &self.root {
             Some(root) => options.ssl_root_cert(root),
-            // PGSSLROOTCERT was read already. The driver would take its value for a file in any case.
+            // This replaces what the driver has read from PGSSLROOTCERT: it takes any value, even `system`, for a file
+            // name.
             None => options.ssl_root_cert_from_pem(Vec::new()),
         };
         match &self.own {
@@ -98,11 +100,12 @@ impl Tls {
 
 const HAS_TLS: bool = cfg!(any(feature = "tls-ring", feature = "tls-aws-lc-rs", feature = "tls-native"));
 
-pub(super) const MISSING: &str = "sslmode=require, verify-ca and verify-full need TLS, which this build of tenure has \
-                                  not; turn on one of its features tls-ring, tls-aws-lc-rs and tls-native";
+pub(super) const MISSING: &str = "sslmode=require, verify-ca and verify-full need TLS, which this build of tenure does \
+                                  not have; turn on one of its features tls-ring, tls-aws-lc-rs and tls-native";
 
-/// What verifies by authority alone takes the provider of the process, and panics where two are linked and nobody has
-/// chosen one. Everything else names its provider.
+/// Installs a default crypto provider for rustls if the process has none. To verify only by authority (`verify-ca`),
+/// the driver uses the default provider, and rustls panics if two are linked and none was installed. In all other cases
+/// the driver names its provider.
 #[cfg(any(feature = "tls-ring", feature = "tls-aws-lc-rs"))]
 #[cfg_attr(feature = "tls-native", allow(dead_code, reason = "the system's library is taken instead"))]
 fn choose_a_provider() {
@@ -113,13 +116,14 @@ fn choose_a_provider() {
         let own = rustls::crypto::ring::default_provider();
         #[cfg(not(feature = "tls-ring"))]
         let own = rustls::crypto::aws_lc_rs::default_provider();
-        // An error says that somebody else was faster, which is as well.
+        // An error means that another thread has just installed one, which is just as good.
         let _ = own.install_default();
     }
 }
 
-/// `allow` is treated as `prefer`: both accept any server, and `prefer` encrypts where it can. As in libpq, `require` is
-/// `verify-ca` if there is an authority to verify by, and the system's authorities allow nothing weaker than `verify-full`.
+/// The mode of encryption. `allow` counts as `prefer`: both accept any server, and `prefer` encrypts if the server can.
+/// As in libpq, `require` becomes `verify-ca` if there is a file of authorities, and `sslrootcert=system` needs
+/// `verify-full`.
 fn mode(settings: &ConnectionSettings, has_root: bool) -> Result<PgSslMode, StoreError> {
     let by_system = settings.value("sslrootcert") == Some("system");
     let word = settings.value("sslmode").unwrap_or(if by_system { "verify-full" } else { "prefer" });
@@ -142,7 +146,7 @@ fn mode(settings: &ConnectionSettings, has_root: bool) -> Result<PgSslMode, Stor
     }
     match settings.value("sslnegotiation") {
         None | Some("postgres") => Ok(mode),
-        // The driver still asks first. Every server understands that.
+        // The driver still asks the server first, which every server understands.
         Some("direct") if !matches!(mode, PgSslMode::Disable | PgSslMode::Prefer) => Ok(mode),
         Some("direct") => Err(refused("sslnegotiation=direct needs sslmode=require or stronger".to_owned())),
         Some(other) => {
@@ -163,7 +167,7 @@ fn readable(name: &str, file: &Path) -> Result<(), StoreError> {
 
 #[cfg(test)]
 mod tests {
-    /// Where both providers are linked, rustls panics until one was chosen.
+    /// If both providers are linked, rustls panics until one is installed.
     #[cfg(any(feature = "tls-ring", feature = "tls-aws-lc-rs"))]
     #[test]
     fn verifying_by_authority_never_meets_a_process_without_a_provider() {

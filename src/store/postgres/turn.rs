@@ -1,23 +1,23 @@
-//! Which server is asked first.
+//! Which of several servers is asked first.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Where one server stands among those to ask.
+/// The place of one server in the order in which servers are asked.
 #[derive(Clone)]
 pub(super) struct Turn {
-    /// The index of the server to ask first. Several connections may change it at the same time; no order is wrong.
+    /// The index of the server to ask first. Connections may change it at the same time; every result is valid.
     first: Arc<AtomicUsize>,
-    /// The index of the server that was found to work last.
+    /// The index of the server that was last found to work.
     working: Arc<AtomicUsize>,
     index: usize,
     servers: usize,
 }
 
 impl Turn {
-    /// One turn for each of this many servers.
+    /// The turns of this many servers.
     pub(super) fn among(servers: usize) -> impl Iterator<Item = Self> {
         let (first, working) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         (0..servers).map(move |index| Self { first: first.clone(), working: working.clone(), index, servers })
@@ -33,7 +33,7 @@ impl Turn {
         self.servers > 1
     }
 
-    /// This server works, so it is asked first from now on.
+    /// Records that this server works, so that it is asked first from now on.
     pub(super) fn prefer(&self) {
         self.first.store(self.index, Ordering::Relaxed);
         self.working.store(self.index, Ordering::Relaxed);
@@ -43,29 +43,29 @@ impl Turn {
         self.index
     }
 
-    /// The index of the server that was found to work last.
+    /// The index of the server that was last found to work.
     pub(super) fn working(&self) -> usize {
         self.working.load(Ordering::Relaxed)
     }
 
-    /// This server is silent. That takes time to notice, so the one after it is asked first from now on.
+    /// Records that this server is silent. Silence takes time to notice, so the next server is asked first from now on.
     pub(super) fn pass_over(&self) {
         let next = (self.index + 1) % self.servers;
         let _ = self.first.compare_exchange(self.index, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// To be held while an answer is awaited. If it is dropped before, the caller has lost patience, and this server is passed
-    /// over.
+    /// A guard to hold while an answer is awaited. If it is dropped before the answer, the caller has stopped waiting,
+    /// and this server is passed over.
     pub(super) fn awaited(&self) -> Awaited {
         Awaited(Some(self.clone()))
     }
 }
 
-/// An answer that is still to come.
+/// A guard for an answer that is still to come.
 pub(super) struct Awaited(Option<Turn>);
 
 impl Awaited {
-    /// There was an answer, whatever it was.
+    /// Records that there was an answer, whatever it was.
     pub(super) fn answered(mut self) {
         self.0 = None;
     }

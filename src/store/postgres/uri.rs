@@ -1,13 +1,15 @@
-//! Taking a URL apart as libpq does: `postgres://user:password@h1:5432,[::1]:5433/database?name=value&…`.
+//! Parses a URL as libpq does: `postgres://user:password@h1:5432,[::1]:5433/database?name=value&…`.
 //!
-//! A parser of web addresses cannot do this. To it, a list of hosts is a bad port, and a user without a host is an error.
+//! A parser for web addresses cannot do this. It takes a list of hosts for a bad port, and refuses a user without a
+//! host.
 
 use percent_encoding::percent_decode_str;
 
 use crate::{store::StoreError, text::printable};
 
-/// All that the URL gives, decoded, in the order of the text. The parts before the `?` have the names that they have as
-/// parameters (`host` and `port` are lists). If something is given more than once, the last counts.
+/// Everything that the URL gives, decoded, in the order of the text. The parts before the `?` get the names of the
+/// parameters that mean the same (`host` and `port` are lists). If a name is there more than once, the last value
+/// counts.
 pub(super) fn take_apart(url: &str) -> Result<Vec<(String, String)>, StoreError> {
     let (scheme, rest) = url.split_once("://").ok_or_else(|| refused(format!("it is not a URL; {FORM}")))?;
     if !["postgres", "postgresql"].contains(&scheme.to_ascii_lowercase().as_str()) {
@@ -46,12 +48,12 @@ pub(super) fn refused(detail: String) -> StoreError {
     StoreError::Url { detail }
 }
 
-/// How a URL is written, for whoever got it wrong.
+/// How a URL is written, for error messages.
 pub(super) const FORM: &str = "write it as postgres://user:password@host:port/database, special characters in the \
     password percent-encoded (/ is %2F, ? is %3F, # is %23, @ is %40, % is %25)";
 
-/// Refuses a text that would be misread. Above all, that is a password whose special characters are not percent-encoded: a
-/// part of it would be taken for a port, a path or a parameter, and be shown.
+/// Refuses a text that would be misread. Above all, that is a URL with a password whose special characters are not
+/// percent-encoded. Part of the password would be read as a port, a path or a parameter, and then be shown.
 fn check_shape(rest: &str, path: &str, parameters: &[&str]) -> Result<(), StoreError> {
     let has_at = |pair: &&str| pair.split_once('=').map_or(*pair, |(name, _)| name).contains('@');
     match rest.contains('#') || path.contains('@') || parameters.iter().any(has_at) {
@@ -60,7 +62,7 @@ fn check_shape(rest: &str, path: &str, parameters: &[&str]) -> Result<(), StoreE
     }
 }
 
-/// The hosts and the ports. Those that are not given are empty.
+/// The hosts and the ports. A host or port that is not given is empty.
 fn servers(list: &str) -> Result<(Vec<String>, Vec<String>), StoreError> {
     let servers = list.split(',').map(|server| {
         let (host, port) = match server.strip_prefix('[') {
@@ -71,7 +73,7 @@ fn servers(list: &str) -> Result<(Vec<String>, Vec<String>), StoreError> {
             }
             None => server.split_once(':').unwrap_or((server, "")),
         };
-        // The port is not shown: it may be the end of a password.
+        // The error does not show the port, which may be the end of a password.
         match port.bytes().all(|byte| byte.is_ascii_digit()) {
             true => Ok((decoded(host, "host")?, port.to_owned())),
             false => {
@@ -100,7 +102,7 @@ fn pair(parameter: &str) -> Result<(String, String), StoreError> {
     Ok((name, value))
 }
 
-/// Unlike in a web form, a plus sign stays a plus sign.
+/// The text without its percent-encoding. Unlike in a web form, a plus sign stays a plus sign.
 fn decoded(text: &str, part: &str) -> Result<String, StoreError> {
     let is_sound = text.split('%').skip(1).all(|after| {
         after.get(..2).is_some_and(|code| code != "00" && code.bytes().all(|byte| byte.is_ascii_hexdigit()))

@@ -1,14 +1,14 @@
 //! Texts for people, in characters that every encoding has.
 //!
-//! The encoding of a database may lack some characters. Then they are escaped (`\u{65e5}`): texts that are only for people
-//! must not cost a lease (invariant I12).
+//! The encoding of a database may lack some characters. Then they are escaped (`\u{65e5}`), because a text that is only
+//! for people must not cost a lease (invariant I12).
 
 use crate::{
     session::{Label, Reason, Requester, RunPhase},
     store::{Acquire, Renew, StopRun},
 };
 
-/// An item with texts for people in it.
+/// An item that contains texts for people.
 pub(super) trait Worded: Clone {
     /// The same item with these texts in ASCII.
     fn in_ascii(&self) -> Self;
@@ -39,7 +39,7 @@ fn phase(phase: &RunPhase) -> RunPhase {
     RunPhase::new(ascii(phase.as_str(), 64)).unwrap_or_default()
 }
 
-/// At most `limit` bytes long. What does not fit is cut off, and three dots stand for it.
+/// The text in ASCII, at most `limit` bytes long. If it is longer, the end is cut off and three dots stand for it.
 fn ascii(text: &str, limit: usize) -> String {
     let mut ascii = String::new();
     let mut fits = 0;

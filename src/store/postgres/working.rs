@@ -1,8 +1,8 @@
-//! The connection that works with leases. It hands each verb to the file that knows its SQL.
+//! The connection that works with leases. It hands each verb to the module with its SQL.
 
 use futures::future::BoxFuture;
 
-use super::{acquire, connect, connection::Connection, read, remove, renew, stop};
+use super::{acquire, connect, connection::Connection, read, release, renew, stop, sweep};
 use crate::{
     session::{Holder, SessionKey},
     store::{
@@ -17,8 +17,8 @@ pub(super) struct WorkingConnection {
 }
 
 impl WorkingConnection {
-    /// Refuses this server if a row may be locked by a commit that will never be answered. If another row was just written,
-    /// commits are answered.
+    /// Fails if a row is locked and commits on this server wait for a standby that does not answer: then the lock may
+    /// never be released. If this call has written a row, commits are answered, and this does not ask.
     async fn believe<T>(
         &mut self,
         outcomes: Vec<T>,
@@ -57,7 +57,7 @@ impl LeaseConnection for WorkingConnection {
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
         Box::pin(async move {
-            let outcomes = remove::release(&mut self.connection, items).await?;
+            let outcomes = release::release(&mut self.connection, items).await?;
             let is_released = |outcome: &_| matches!(outcome, ReleaseOutcome::Released);
             self.believe(outcomes, |outcome| matches!(outcome, ReleaseOutcome::Locked), is_released).await
         })
@@ -88,21 +88,21 @@ impl LeaseConnection for WorkingConnection {
     }
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
-        Box::pin(remove::sweep(&mut self.connection, limit))
+        Box::pin(sweep::sweep(&mut self.connection, limit))
     }
 
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(connect::check(&mut self.connection))
     }
 
-    /// A statement is parsed once per connection; behind PgBouncer it is parsed each time, and this does nothing.
+    /// Prepares statements, which a connection does once. Behind PgBouncer nothing is prepared, and this does nothing.
     fn prepare<'a>(&'a mut self, kinds: &'a [VerbKind]) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             for kind in kinds {
                 let statements: &[&'static str] = match kind {
                     VerbKind::Acquire => &[acquire::ACQUIRE, read::INSPECT],
                     VerbKind::Renew => &[renew::RENEW],
-                    VerbKind::Release => &[remove::RELEASE],
+                    VerbKind::Release => &[release::RELEASE],
                 };
                 for statement in statements {
                     self.connection.prepare(statement).await?;

@@ -1,4 +1,4 @@
-//! Acquire: a read that refuses, and then one write that grants.
+//! Acquire: first a read that refuses, then one write that grants.
 
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
@@ -13,11 +13,11 @@ use crate::store::{Acquire, AcquireOutcome, Grant};
 pub(super) const REFUSE: &str = include_str!("refuse.sql");
 pub(super) const GRANT: &str = include_str!("grant.sql");
 
-/// How often to look for the holder after a lost race. If the winner releases at once, there is nobody to name. After the
-/// last attempt the caller decides.
+/// How many times an item is tried if it loses a race and the winner releases at once, so that there is no holder to
+/// name. After the last attempt the outcome is `Locked`, and the caller decides.
 const ATTEMPTS: usize = 2;
 
-/// How much oftener to try before a trigger is blamed. A race may be lost twice, but hardly so often.
+/// How many more times an item is tried before a trigger is blamed. A run may lose a race twice, but hardly this often.
 const MORE_ATTEMPTS: usize = 3;
 
 pub(super) async fn acquire(
@@ -33,13 +33,13 @@ pub(super) async fn acquire(
         }
         match attempt(sqlite, items, &mut open, &mut outcomes).await {
             Err(failure) if !outcomes.iter().any(is_granted) => return Err(failure),
-            // What was granted stays granted, and none of the open items was acquired for certain.
+            // The grants stay valid, and certainly none of the open items was acquired.
             Err(failure) if failure.is_busy() => break,
             Err(failure) => return Err(failure.after_a_write()),
             Ok(()) => {}
         }
     }
-    // Of several items, the caller asks for each one alone again. Then this says which one it is.
+    // If there are several items, the caller asks for each one alone again. Then this finds the one that is suppressed.
     if let ([AcquireOutcome::Locked], [_]) = (&outcomes[..], &open[..])
         && let Some(triggers) = swallow::suspects(sqlite).await?
     {
@@ -68,8 +68,8 @@ fn is_granted(outcome: &AcquireOutcome) -> bool {
     matches!(outcome, AcquireOutcome::Granted(_))
 }
 
-/// Answers those of the open items that a live lease of another run holds. It only reads, and in write-ahead mode a reader
-/// neither waits for a writer nor makes one wait.
+/// Answers those open items whose session another run holds with a live lease. This only reads, and in write-ahead mode
+/// a reader neither waits for a writer nor delays one.
 async fn refuse(
     sqlite: &mut SqliteConnection,
     items: &[Acquire],
@@ -94,7 +94,7 @@ async fn refuse(
     Ok(())
 }
 
-/// Grants those of the open items that are free: the conflict rule alone decides who owns a session.
+/// Grants those open items whose session is free. Only the conflict rule of the statement decides.
 async fn grant(
     sqlite: &mut SqliteConnection,
     items: &[Acquire],

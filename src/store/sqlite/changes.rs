@@ -1,4 +1,5 @@
-//! Hints without a server. Several times a second the file is asked whether anybody has written to it.
+//! Hints without a server. The listener checks several times a second whether another connection has written to the
+//! file.
 
 use std::{
     fs,
@@ -20,7 +21,8 @@ use crate::store::{Bounds, Hint, Listener, StoreError};
 
 /// The time between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Longer than a tick of a local file system's clock. Where it is not (FAT), a renewal tells instead.
+/// Longer than one tick of a local file system's clock. On a file system with longer ticks (FAT), a hint may be missed,
+/// and the next renewal brings the request.
 const SETTLED: Duration = Duration::from_millis(100);
 
 pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
@@ -28,20 +30,20 @@ pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn L
     Ok(Box::new(beside(granted, file, bounds).await?))
 }
 
-/// `granted` is the file of the runs that this listens for.
+/// `granted` is the file in which the runs of this listener were granted.
 async fn beside(
     granted: Option<Arc<OpenFiles>>,
     file: DatabaseFile,
     bounds: Bounds,
 ) -> Result<Changes, StoreError> {
     let changes = Changes::of(&file, bounds).await;
-    // Only now: another file may have come to the path while it was opened.
+    // After the connection is open, because the file at the path may have been replaced in the meantime.
     let is_elsewhere = granted
         .is_some_and(|granted| granted.look().is_ok_and(|standing| !matches!(standing, Standing::Same)));
     match changes {
         Ok(changes) => Ok(Changes { is_elsewhere, ..changes }),
         Err(error @ StoreError::Lost { .. }) => Err(error),
-        // What stands there may have no schema, or be no database. The runs are lost all the same.
+        // The file at the path may have no schema, or be no database. The runs are lost in any case.
         Err(_) if is_elsewhere => Err(file.removed()),
         Err(error) => Err(error),
     }
@@ -49,23 +51,24 @@ async fn beside(
 
 struct Changes {
     connection: Connection,
-    /// The file's version when it was looked at last.
+    /// The file's version at the last check.
     seen: i64,
     files: Files,
-    /// The path leads to another file now than when the runs were granted.
+    /// Whether the path now leads to another file than when the runs were granted.
     is_elsewhere: bool,
+    /// Whether the hint about that has been given.
     is_told: bool,
 }
 
 impl Changes {
     async fn of(file: &DatabaseFile, bounds: Bounds) -> Result<Self, StoreError> {
-        // It listens for runs, and their file was there.
+        // The listener serves runs, so their file existed. If there is none now, it was removed.
         if file.there()?.is_none() {
             return Err(file.removed());
         }
         let opened = Connection::open(file.clone(), bounds).await;
         let mut connection = opened.map_err(|failure| failure.in_file(file))?;
-        // Before the version: what is written in between is seen as new.
+        // The files are looked at before the version is read. So a write in between is seen as new.
         let mut files = Files::of(file.path());
         files.may_have_changed();
         let seen = version(&mut connection).await?;
@@ -101,13 +104,14 @@ impl Listener for Changes {
     }
 }
 
-/// The file and its log, as the file system shows them. To ask the connection takes another thread, and this does not.
+/// The file and its log, as the file system shows them. This check is cheap: it needs no other thread, as a query of
+/// the connection does.
 struct Files {
     paths: [PathBuf; 2],
     seen: [Option<Seen>; 2],
 }
 
-/// What a write changes.
+/// The properties of a file that a write changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
     len: u64,
@@ -121,13 +125,13 @@ impl Files {
         Self { paths: [path.to_owned(), log.into()], seen: [None; 2] }
     }
 
-    /// Whether somebody may have written since the last call.
+    /// Whether a connection may have written since the last call.
     fn may_have_changed(&mut self) -> bool {
         let found = self.paths.each_ref().map(|path| {
             let found = fs::metadata(path).ok()?;
             Some(Seen { len: found.len(), modified: found.modified().ok()? })
         });
-        // A second write within a tick of the file system's clock changes nothing here.
+        // A second write within one tick of the file system's clock may change neither the length nor the time.
         let is_settled =
             |seen: Seen| SystemTime::now().duration_since(seen.modified).is_ok_and(|age| age > SETTLED);
         let is_known = found[1].is_some() && found.iter().flatten().all(|seen| is_settled(*seen));
@@ -136,8 +140,8 @@ impl Files {
     }
 }
 
-/// A number that changes when another connection, of any process, has committed. To read it takes a few bytes of shared
-/// memory, and no row.
+/// A number that changes when another connection, of any process, has committed. Reading it takes only a few bytes of
+/// shared memory, and no row.
 async fn version(connection: &mut Connection) -> Result<i64, StoreError> {
     let version = sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut connection.sqlite).await;
     connection.answer(version.map_err(Failure::from))
@@ -154,7 +158,8 @@ mod tests {
         DatabaseFile::new(path.to_owned(), Access::Create)
     }
 
-    /// Runs were granted in one file, and another stands at the path before the listener has opened it.
+    /// The listener of runs that were granted in one file. Before it opens the file, `make` puts another one at the
+    /// path.
     async fn listener_of_the_second(make: impl AsyncFnOnce(&Path)) -> Result<Changes, StoreError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t.db");
@@ -207,7 +212,7 @@ mod tests {
         }
         assert!(files.may_have_changed(), "it is another");
         assert!(!files.may_have_changed(), "nobody has written");
-        // Of the same length, as after a checkpoint.
+        // The same length, as after a checkpoint.
         fs::write(&log, "two").unwrap();
         assert!(files.may_have_changed());
         let later = SystemTime::now() + 100 * SETTLED;

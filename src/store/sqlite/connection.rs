@@ -1,4 +1,4 @@
-//! One open connection. It follows its path, and hands each verb to the file that knows its SQL.
+//! One open connection. It follows the path of its file, and hands each verb to the module with its SQL.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,9 +9,9 @@ use super::{
     acquire,
     failure::Failure,
     file::{Access, DatabaseFile},
-    read, remove, renew, schema,
+    read, release, renew, schema,
     standing::{FileIdentity, OpenFiles, Standing},
-    stop,
+    stop, sweep,
 };
 use crate::{
     session::{Holder, SessionKey},
@@ -32,7 +32,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) async fn say_goodbye(self) {
         let _turn = self.file.turn_to_close().await;
-        // The answers are in already; a goodbye that fails changes none of them.
+        // All answers are already there. A failed close changes none of them.
         let _ = self.sqlite.close().await;
     }
 
@@ -54,7 +54,7 @@ impl Connection {
         Self::of(sqlite, file, bounds, there)
     }
 
-    /// `there` is what stood at the path before it was opened.
+    /// `there` is the file that was at the path before the connection was opened.
     pub(super) fn of(
         sqlite: SqliteConnection,
         file: DatabaseFile,
@@ -69,8 +69,8 @@ impl Connection {
         Self { only_looks: true, ..self }
     }
 
-    /// Goes on with what stands at the path now: only that grants leases (invariant I1). `false` if there is nothing, and
-    /// nothing was created.
+    /// Continues with the file that is at the path now, because only that file grants leases (invariant I1). `false` if
+    /// there is no file and `access` does not let it create one.
     async fn follow(&mut self, access: Access) -> Result<bool, StoreError> {
         let file = match access {
             Access::Create => self.file.clone(),
@@ -80,7 +80,8 @@ impl Connection {
             Standing::Same => return Ok(true),
             Standing::Torn => return Err(self.file.torn()),
             Standing::Nothing if file.access() != Access::Create => return Ok(false),
-            // This user may not be able to read the other file. Whoever opens a new connection finds that out.
+            // This user may not be able to read the other file. The caller finds that out when it opens a new
+            // connection.
             Standing::Nothing | Standing::Other if self.only_looks => return Err(self.file.replaced()),
             Standing::Nothing | Standing::Other => {}
         }
@@ -90,7 +91,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// The same for a verb of a run. A file without the schema has no row of it for certain.
+    /// Like [`follow`](Self::follow), for a verb of a run. `false` also if the file has no schema, because then it
+    /// certainly has no row of the run.
     async fn follow_runs(&mut self) -> Result<bool, StoreError> {
         match self.follow(Access::ReadWrite).await {
             Err(StoreError::SchemaMissing { .. }) => Ok(false),
@@ -98,7 +100,7 @@ impl Connection {
         }
     }
 
-    /// The same for all other verbs. They need a database.
+    /// Like [`follow`](Self::follow), for all other verbs. They fail if there is no file.
     async fn follow_to_work(&mut self) -> Result<(), StoreError> {
         match self.follow(self.file.access()).await? {
             true => Ok(()),
@@ -110,7 +112,7 @@ impl Connection {
         self.file.look(&self.opened)
     }
 
-    /// Puts a failure into the words of the contract. An answer is not believed if its file no longer stands at the path:
+    /// Turns a failure into the contract's error. If the file is no longer at the path, the answer does not count:
     /// another process may already grant the same session in the new file (invariant I1).
     pub(super) fn answer<T>(&mut self, answer: Result<T, Failure>) -> Result<T, StoreError> {
         match self.look()? {
@@ -121,11 +123,12 @@ impl Connection {
     }
 }
 
-/// SQLite opens a write-protected file for reading, and says nothing. A write that matches no row finds that out.
+/// Fails if the file cannot be written. SQLite opens a write-protected file read-only and reports no error, so this
+/// runs a write that matches no row.
 pub(super) async fn accept_writes(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
     match write_nothing(sqlite).await {
         Err(failure) if !failure.is_busy() => Err(failure),
-        // If somebody else is writing, the file can be written.
+        // If another connection is writing, the file can be written.
         _ => Ok(()),
     }
 }
@@ -135,7 +138,7 @@ async fn write_nothing(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
     Ok(())
 }
 
-// Writes are read to their end with `fetch_all` or `execute`. sqlx's `fetch_one` and `fetch_optional` reset the
+// Every write is read to its end with `fetch_all` or `execute`. sqlx's `fetch_one` and `fetch_optional` reset the
 // statement after its first row and ignore the result, so that a failed commit would look like a success.
 impl LeaseConnection for Connection {
     fn acquire<'a>(
@@ -167,7 +170,7 @@ impl LeaseConnection for Connection {
             if !self.follow_runs().await? {
                 return Ok(vec![ReleaseOutcome::NotFound; items.len()]);
             }
-            let outcomes = remove::release(&mut self.sqlite, items).await;
+            let outcomes = release::release(&mut self.sqlite, items).await;
             self.answer(outcomes)
         })
     }
@@ -205,7 +208,7 @@ impl LeaseConnection for Connection {
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
             self.follow_to_work().await?;
-            let deleted = remove::sweep(&mut self.sqlite, limit).await;
+            let deleted = sweep::sweep(&mut self.sqlite, limit).await;
             self.answer(deleted)
         })
     }
@@ -218,7 +221,7 @@ impl LeaseConnection for Connection {
                 if self.file.access() == Access::ReadOnly {
                     return Ok(());
                 }
-                // Unlike at connecting, a busy file is a failure here: who writes for so long keeps a grant waiting, too.
+                // Unlike in `open`, a busy file is a failure here: a writer that takes so long delays a grant, too.
                 write_nothing(&mut self.sqlite).await
             };
             let usable = usable.await;
@@ -234,15 +237,15 @@ impl LeaseConnection for Connection {
 }
 
 pub(super) fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConnectOptions {
-    // sqlx panics on more milliseconds than fit an i32.
+    // sqlx panics if the milliseconds do not fit an i32.
     const LONGEST: Duration = Duration::from_secs(24 * 3600);
     SqliteConnectOptions::new()
         .filename(file.path())
         .read_only(file.access() == Access::ReadOnly)
         .create_if_missing(file.access() == Access::Create)
         .busy_timeout(lock_timeout.min(LONGEST))
-        // A statement commits when its last row has been taken over. With room for all rows of a batch, the
-        // write lock never waits for the task that reads them.
+        // A statement commits when sqlx has buffered its last row. With room for all rows of a batch, the statement
+        // never holds the write lock while it waits for the task that reads the rows.
         .row_buffer_size(2 * MAX_BATCH)
         .disable_statement_logging()
 }
@@ -318,8 +321,8 @@ mod tests {
             acquire::GRANT,
             renew::EXTEND,
             renew::EXPLAIN,
-            remove::RELEASE,
-            remove::SWEEP,
+            release::RELEASE,
+            sweep::SWEEP,
             read::INSPECT,
             stop::STOP,
         ] {

@@ -1,4 +1,4 @@
-//! Looking at a SQLite file and the place where it is: what `tenure doctor` shows.
+//! The examination of a SQLite file and of its directory. `tenure doctor` shows its findings.
 
 use std::{path::Path, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 mod place;
 mod trial;
 
-/// It creates nothing: a file that is not there is a finding, and so is what cannot be looked at.
+/// Creates nothing that stays. If the file does not exist, or something cannot be examined, that is a finding.
 pub(super) async fn examine(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !file.path().exists() {
@@ -35,7 +35,7 @@ pub(super) async fn examine(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<F
     findings.extend(place::around(file.path()).into_iter().chain(place::of_the_file(file.path())));
 
     if let Err(error) = file.there() {
-        // It is not opened: that would make a log beside this name.
+        // The file is not opened, because that would create a log under this name.
         findings.push(Finding::failure("names", error));
         return findings;
     }
@@ -52,15 +52,15 @@ pub(super) async fn examine(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<F
             findings.push(schema);
             findings.extend(examine_use(&mut sqlite, file, plan, has_schema).await);
         }
-        // Whatever else is asked would meet the same, and one cause is one finding.
+        // Every other check would fail for the same reason, and one cause is one finding.
         Err(failure) => findings.push(failed("schema", failure)),
     }
-    // Nothing was left to be written.
+    // Nothing is left to write, so an error here does not matter.
     let _ = sqlite.close().await;
     findings
 }
 
-/// What a run would meet in a file that can be read.
+/// What a run would find in a file that can be read.
 async fn examine_use(
     sqlite: &mut SqliteConnection,
     file: &DatabaseFile,
@@ -97,13 +97,13 @@ async fn examine_writes(sqlite: &mut SqliteConnection, file: &DatabaseFile) -> V
     let commits = measure_commits(sqlite).await.unwrap_or_else(|failure| failed("commit", failure));
     let trial = try_a_row(sqlite).await.unwrap_or_else(|failure| match failure {
         swallowed @ Failure::Swallowed(_) => failed("trial", swallowed),
-        // A trigger may have refused this one row for its key.
+        // A trigger may have refused only this row, because of its key.
         other => Finding::warning("trial", other.in_file(file).to_string(), REFUSED),
     });
     vec![commits, trial]
 }
 
-/// What the first run would meet where there is no file yet.
+/// What the first run would find if there is no file yet.
 async fn examine_absence(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<Finding> {
     if file.access() != Access::Create {
         return vec![Finding::failure("file", file.cannot_open())];
@@ -115,7 +115,7 @@ async fn examine_absence(file: &DatabaseFile, plan: ExaminationPlan) -> Vec<Find
     }
 }
 
-/// A file without the schema, which the first run applies.
+/// Whether the first run could apply the schema, in a file that has none.
 async fn examine_room_for_schema(
     sqlite: &mut SqliteConnection,
     file: &DatabaseFile,
@@ -132,7 +132,7 @@ async fn examine_room_for_schema(
     }
 }
 
-/// Whether there is one that this release can work with, as a finding and in a word.
+/// The finding about the schema, and whether there is one that this release can work with.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -158,8 +158,8 @@ async fn journal_mode(sqlite: &mut SqliteConnection, file: &Path) -> Result<Find
         return Ok(Finding::warning(
             "journal_mode",
             "not write-ahead logging",
-            "each commit flushes more, and readers hold up writers: run `tenure migrate`, or PRAGMA journal_mode = WAL, \
-             while nobody else has the file open",
+            "each commit flushes more, and readers delay writers: run `tenure migrate`, or PRAGMA journal_mode = WAL, \
+             while no other process has the file open",
         ));
     }
     let mut log = file.as_os_str().to_owned();
@@ -179,10 +179,11 @@ async fn journal_mode(sqlite: &mut SqliteConnection, file: &Path) -> Result<Find
     Ok(finding.measuring([("log_bytes", bytes as f64)]))
 }
 
-/// SQLite writes its log back at about 4 MB, if no reader is in the way.
+/// In bytes. SQLite writes its log back at about 4 MB, unless a reader prevents it.
 const GREATEST_LOG: u64 = 64 * 1024 * 1024;
 
-/// Writes a row and removes it, in one transaction. As with every write, nobody else can write in these few milliseconds.
+/// Measures commits, each of which inserts and deletes a row. As with every write, no other connection can write during
+/// these few milliseconds.
 async fn measure_commits(sqlite: &mut SqliteConnection) -> Result<Finding, Failure> {
     const COMMIT: &str = "BEGIN IMMEDIATE; \
         INSERT INTO tenure_migration (version, compatible_from, applied_at) VALUES (1000000, 1, 0); \
@@ -207,11 +208,11 @@ async fn measure_commits(sqlite: &mut SqliteConnection) -> Result<Finding, Failu
     Ok(latency.finding("commit", "the disk, and at other processes that write to this file"))
 }
 
-const REFUSED: &str = "a row that was to be taken back was refused: if sessions are refused for the same reason, nobody can \
-    hold them; look at the triggers of the table, and for a process that keeps a write transaction open";
+const REFUSED: &str = "a row that would have been taken back was refused: if sessions are refused for the same reason, no \
+    run can hold them; look at the triggers of the table, and for a process that keeps a write transaction open";
 
-/// What a lease needs: a row is written, changed and removed, and none of it stays. Triggers may do anything to a row,
-/// and only a row shows what.
+/// Does to the table what a lease does: inserts, updates and deletes a row, and then rolls back. Triggers may do
+/// anything to a row, and only a real row shows what they do.
 async fn try_a_row(sqlite: &mut SqliteConnection) -> Result<Finding, Failure> {
     const OWN: &str = "account_id = 'tenure doctor' AND session_id = 'trial'";
     let statements = [

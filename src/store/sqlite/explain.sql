@@ -1,5 +1,6 @@
--- Why items could not be renewed: the row is of another run, or of this run and (no longer) renewable, or absent (own is null).
--- ?1: as for the renewal.
+-- Why items were not renewed. own is null if the row is absent, and false if it belongs to another run. renewable says
+-- whether the lease could be renewed now.
+-- ?1: as in renew.sql.
 SELECT item.key AS item,
        lease.run_id = item.value ->> 'run' AS own,
        lease.expires_at - (item.value ->> 'margin') > clock.now AS renewable,

@@ -1,4 +1,4 @@
-//! What SQLite has said, put into the words of the contract.
+//! Turns SQLite's errors into the errors of the contract.
 
 use super::file::{DatabaseFile, unusable};
 use crate::{
@@ -6,18 +6,18 @@ use crate::{
     store::{StoreError, schema::Unfit},
 };
 
-/// Why a statement gave no usable answer. It does not say in which file: the caller adds that.
+/// Why a statement gave no usable answer. The caller adds the name of the file.
 #[derive(Debug)]
 pub(super) enum Failure {
     Sql(sqlx::Error),
-    /// A row holds what no release of tenure writes.
+    /// The answer cannot be used, for example because a row has a value that no release of tenure writes.
     Unreadable(String),
-    /// A later statement of the same call failed, after an earlier one had written.
+    /// A later statement of a call failed, after an earlier one had written.
     AfterAWrite(Box<Failure>),
     Unfit(Unfit),
-    /// A trigger swallows rows: these may be it.
+    /// A trigger suppressed a write. The text names the triggers that may have done it.
     Swallowed(String),
-    /// What the file itself says, before SQLite is asked.
+    /// The file was refused before SQLite was asked.
     Refused(StoreError),
 }
 
@@ -45,18 +45,19 @@ impl Failure {
         matches!(self, Self::Sql(error) if matches!(primary_code(error), Some(code::BUSY | code::LOCKED)))
     }
 
-    /// The statement was refused for its content.
+    /// The statement was refused because of its content.
     pub(super) fn is_rejection(&self) -> bool {
         matches!(self, Self::Sql(error) if primary_code(error).is_some_and(code::is_of_content))
     }
 
-    /// SQLite could not create the files beside the database that it needs to read it.
+    /// SQLite could not create the files beside the database that it needs for reading.
     pub(super) fn is_denied(&self) -> bool {
         let denied = [code::CANTOPEN, code::READONLY, code::PERM, code::IOERR];
         matches!(self, Self::Sql(error) if primary_code(error).is_some_and(|code| denied.contains(&code)))
     }
 
-    /// From now on it must not mean that nothing happened for certain (invariant I9).
+    /// Marks the failure as uncertain: an earlier statement of the same call has written, so the failure must not say
+    /// that nothing happened (invariant I9).
     pub(super) fn after_a_write(self) -> Self {
         Self::AfterAWrite(Box::new(self))
     }
@@ -86,7 +87,7 @@ impl Failure {
     }
 }
 
-/// Primary result codes of SQLite (<https://www.sqlite.org/rescode.html>): the low byte of what it returns.
+/// Primary result codes of SQLite (<https://www.sqlite.org/rescode.html>), which are the low byte of a result code.
 mod code {
     pub(super) const ERROR: i32 = 1;
     pub(super) const PERM: i32 = 3;
@@ -105,10 +106,10 @@ mod code {
     pub(super) const AUTH: i32 = 23;
     pub(super) const RANGE: i32 = 25;
     pub(super) const NOTADB: i32 = 26;
-    /// Extended: the file was moved or deleted under the connection. Opening again helps.
+    /// An extended code: the file was moved or deleted while the connection was open. A new connection helps.
     pub(super) const READONLY_DBMOVED: i32 = 1032;
 
-    /// The content of the statement is refused, and would be again.
+    /// Whether the statement was refused because of its content, so that repeating it would not help.
     pub(super) fn is_of_content(primary: i32) -> bool {
         matches!(primary, ERROR | CONSTRAINT | TOOBIG | MISMATCH | RANGE)
     }
@@ -126,7 +127,7 @@ fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
     let location = file.location().to_owned();
     let message = match error {
         sqlx::Error::Database(error) => error.message().to_owned(),
-        // From the start of the connection's thread.
+        // sqlx could not start the connection's thread.
         sqlx::Error::Io(error) => limits::no_thread(error),
         other => other.to_string(),
     };
@@ -165,9 +166,9 @@ fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
         },
         Some(code::NOMEM) => StoreError::Unavailable {
             location,
-            detail: format!("{message}: this process can have no more; raise its limit (`ulimit -v`)"),
+            detail: format!("{message}: this process cannot get more memory; raise its limit (`ulimit -v`)"),
         },
-        // Locking protocol, a crashed worker: it may have happened or not.
+        // For example a locking protocol error, or a crashed worker: the statement may have happened or not.
         _ => StoreError::Unavailable { location, detail: message },
     }
 }

@@ -1,4 +1,4 @@
-//! The file of one store: what may be done with it, and whether it is still the one that was opened.
+//! The file of one store: what connections may do with it, and whether it is still the file that was opened.
 
 use std::{
     fmt, io,
@@ -14,13 +14,13 @@ use crate::{limits, store::StoreError, text::printable_path};
 pub(super) struct DatabaseFile {
     /// Absolute, so that a later change of the working directory does not lead to another database.
     path: Arc<Path>,
-    /// The path as people see it.
+    /// The path, for people.
     location: Arc<str>,
     access: Access,
-    /// What the connections of this store have open.
+    /// The files that the connections of this store have open.
     open: Arc<Mutex<Weak<OpenFiles>>>,
-    /// One connection closes at a time. The last connection removes the log, and of two that close at once, each would leave
-    /// that to the other.
+    /// Only one connection closes at a time. The last connection removes the log. If two closed at the same time, each
+    /// would leave that to the other.
     closing: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct DatabaseFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Access {
     ReadOnly,
-    /// Never creates the file, and never the schema unless asked to migrate.
+    /// Never creates the file. Creates the schema only when asked to migrate.
     ReadWrite,
     #[default]
     Create,
@@ -40,7 +40,7 @@ impl DatabaseFile {
         Self { path: path.into(), location, access, open: Arc::default(), closing: Arc::default() }
     }
 
-    /// To be held while a connection closes.
+    /// Waits for the turn to close a connection. The caller holds the guard while the connection closes.
     pub(super) async fn turn_to_close(&self) -> tokio::sync::OwnedMutexGuard<()> {
         self.closing.clone().lock_owned().await
     }
@@ -57,23 +57,24 @@ impl DatabaseFile {
         self.access
     }
 
-    /// The same file, but it is not created if it is not there.
+    /// The same file, which is not created if it does not exist.
     pub(super) fn without_creating(&self) -> Self {
         let access = if self.access == Access::Create { Access::ReadWrite } else { self.access };
         Self { access, ..self.clone() }
     }
 
-    /// Which file stands at the path. To be asked before the file is opened. `None` if there is none, or if the platform
-    /// cannot say.
+    /// The identity of the file at the path. Ask before the file is opened. `None` if there is no file, or if the
+    /// platform cannot tell.
     ///
     /// # Errors
-    /// The file must not be opened now, or never under this name.
+    /// The file must not be opened: not now, or not under this name.
     pub(super) fn there(&self) -> Result<Option<FileIdentity>, StoreError> {
         if let Some(opened) = self.in_use() {
             match self.look(&opened)? {
-                // Since then it may have been given a second name. Whoever comes by that name is refused.
+                // The file may have been given a second name since then. A connection that uses the second name is
+                // refused.
                 Standing::Same => return Ok(opened.file()),
-                // A new connection would share the memory with the old ones, and take the new log for theirs.
+                // A new connection would share memory with the old ones, and would take the new log for theirs.
                 Standing::Torn => return Err(self.torn()),
                 Standing::Other | Standing::Nothing => {}
             }
@@ -95,7 +96,7 @@ impl DatabaseFile {
         standing::has_log(&self.path)
     }
 
-    /// What has been opened, if it is what stood `there` before.
+    /// Records which files a new connection has opened. Fails if the file is not the one that was `there` before.
     pub(super) fn opened(&self, there: Option<FileIdentity>) -> Result<Arc<OpenFiles>, StoreError> {
         let mut open = self.open();
         if let Some(opened) = open.upgrade()
@@ -115,7 +116,7 @@ impl DatabaseFile {
         opened.look().map_err(|error| self.unclear(&error))
     }
 
-    /// What the connections of this store have open, if there are any.
+    /// The files that the connections of this store have open, if there is any connection.
     pub(super) fn in_use(&self) -> Option<Arc<OpenFiles>> {
         self.open().upgrade()
     }
@@ -124,7 +125,7 @@ impl DatabaseFile {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file system cannot say what stands at the path.
+    /// The error when the file system cannot tell what is at the path.
     fn unclear(&self, error: &io::Error) -> StoreError {
         match error.kind() {
             io::ErrorKind::PermissionDenied => self.denied(),
@@ -136,7 +137,7 @@ impl DatabaseFile {
         self.unavailable("the file was removed or replaced while it was open; connect again")
     }
 
-    /// The file was open, and nothing stands at its path any more.
+    /// The error when the file was open and there is none at its path any more.
     pub(super) fn removed(&self) -> StoreError {
         self.lost("the file was removed or renamed while it was open")
     }
@@ -172,7 +173,7 @@ impl DatabaseFile {
         self.path.parent().unwrap_or(&self.path)
     }
 
-    /// Why SQLite could not open the file, as far as the file system can say.
+    /// Why SQLite could not open the file, as far as the file system can tell.
     pub(super) fn cannot_open(&self) -> StoreError {
         if let Err(shortage) = DESCRIPTORS.check() {
             return self.unavailable(shortage.to_string());
@@ -203,7 +204,7 @@ impl DatabaseFile {
     }
 }
 
-/// Descriptors for the database, its log, its shared memory, and a directory to be flushed.
+/// A connection needs descriptors for the database, its log, its shared memory, and a directory that it flushes.
 const DESCRIPTORS: limits::Need = limits::Need { descriptors: 4, threads: 0, memory: 0 };
 
 impl fmt::Display for DatabaseFile {

@@ -1,15 +1,16 @@
--- Grants every item whose session is idle, expired, or held by the same run already; the conflict rule alone
--- decides (invariant I4). A refused item returns no row.
+-- Grants every item whose session is idle, expired, or already held by the same run. Only the conflict rule decides
+-- (invariant I4). A refused item returns no row.
 -- ?1: array of {account, session, run, node, holder, phase, ttl}, ttl in ms.
 --
--- In the conflict rule excluded.acquired_at is the clock.
+-- In the conflict rule, excluded.acquired_at is the clock.
 INSERT INTO tenure_session_lease AS lease
     (account_id, session_id, run_id, fence, node, holder, phase, stage, acquired_at, expires_at)
 SELECT item.value ->> 'account',
        item.value ->> 'session',
        item.value ->> 'run',
-       -- Invariant I8: the floor makes fences strict within one tick of the clock and over its steps back; the clock makes
-       -- them grow even over a restored backup. With the item's place no two grants of a file share a fence.
+       -- Invariant I8: with the floor, fences increase within one tick of the clock and when it is stepped back. With
+       -- the clock, they increase even after a backup was restored. The item's place (key) makes each fence of the
+       -- batch different.
        max((SELECT floor FROM tenure_fence_floor) + 1, clock.now * 1000) + item.key,
        item.value ->> 'node',
        item.value ->> 'holder',
@@ -19,7 +20,7 @@ SELECT item.value ->> 'account',
        clock.now + (item.value ->> 'ttl')
 FROM json_each(?1) AS item
 CROSS JOIN (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now) AS clock
--- Without a WHERE the parser would take ON CONFLICT for the ON of a join.
+-- Without a WHERE, the parser would read ON CONFLICT as the ON of a join.
 WHERE true
 ON CONFLICT (account_id, session_id) DO UPDATE SET
     run_id = excluded.run_id,

@@ -1,3 +1,4 @@
+-- The rows of these sessions. A session without a row returns none.
 -- ?1: array of {account, session}.
 SELECT item.key AS item,
        lease.run_id, lease.node, lease.holder, lease.fence, lease.stage, lease.phase,

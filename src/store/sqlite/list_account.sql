@@ -1,5 +1,5 @@
 -- One page of the leases of the account ?3 in key order, after the session ?4.
--- ?1: expired leases too. ?2: at most this many.
+-- ?1: whether to list expired leases, too. ?2: how many at most.
 SELECT lease.account_id, lease.session_id,
        lease.run_id, lease.node, lease.holder, lease.fence, lease.stage, lease.phase,
        lease.acquired_at, lease.expires_at,

@@ -1,5 +1,5 @@
--- One page of all leases in key order, after the key (?3, ?4). No key is empty: everything is after ('', '').
--- ?1: expired leases too. ?2: at most this many.
+-- One page of all leases in key order, after the key (?3, ?4). Every key is after ('', ''), because no key is empty.
+-- ?1: whether to list expired leases, too. ?2: how many at most.
 SELECT lease.account_id, lease.session_id,
        lease.run_id, lease.node, lease.holder, lease.fence, lease.stage, lease.phase,
        lease.acquired_at, lease.expires_at,

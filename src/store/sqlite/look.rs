@@ -1,9 +1,10 @@
-//! Looking at a file that this user may only read.
+//! The connection that only reads a file, also for a user who may not write it.
 //!
-//! To read a file with a write-ahead log, SQLite needs the log and its index beside it. They are there while anybody has the
-//! database open, and may be read. The last one to close it removes them. Then the file itself has everything. A user who may
-//! not create them again reads the file as one that does not change. After each look, it is checked that the file has not
-//! changed, and that no log has appeared. So nothing is shown that was not true.
+//! To read a file with a write-ahead log, SQLite needs the log and its shared memory beside the file. While any process
+//! has the database open, both exist and can be read. The last connection to close removes them, and then the file
+//! itself has everything. A user who may not create them again reads the file as an unchanging one (`immutable`). After
+//! each such read, the store checks that the file has not changed and that no log has appeared. So it shows nothing
+//! that was not true.
 
 use std::{io, time::SystemTime};
 
@@ -47,13 +48,13 @@ async fn open_with_log(file: &DatabaseFile, bounds: Bounds) -> Result<SqliteConn
     Ok(sqlite)
 }
 
-/// A file without a log. It is opened again for each look, because there may be a log by then.
+/// A file without a log. Each read opens it again, because there may be a log by then.
 struct Unchanging {
     file: DatabaseFile,
     bounds: Bounds,
 }
 
-/// What is different once somebody has written.
+/// The properties of the file that change when another process writes.
 #[derive(PartialEq, Eq)]
 struct FileState {
     identity: Option<FileIdentity>,
@@ -62,10 +63,10 @@ struct FileState {
     log: bool,
 }
 
-/// How often a look is repeated because somebody has opened the file meanwhile.
+/// How many times a read is tried if other processes write in the meantime.
 const ATTEMPTS: usize = 5;
 
-/// One look, and how the file was just before it.
+/// One read, and the state of the file just before it.
 struct FileLook {
     sqlite: SqliteConnection,
     before: FileState,
@@ -110,7 +111,7 @@ impl Unchanging {
         if before.log {
             match open_with_log(&self.file, self.bounds).await {
                 Ok(sqlite) => return Ok(FileLook { sqlite, before }),
-                // The log was removed just now.
+                // The log was removed in the meantime. The file itself has everything.
                 Err(failure) if failure.is_denied() && !self.state()?.log => {}
                 Err(failure) => return Err(failure),
             }
@@ -120,9 +121,9 @@ impl Unchanging {
         Ok(FileLook { sqlite, before: FileState { log: false, ..before } })
     }
 
-    /// Whether nobody wrote while this was read.
+    /// Whether no process wrote during the read.
     async fn is_certain(&self, FileLook { sqlite, before }: FileLook) -> Result<bool, Failure> {
-        // Nothing was left to be written.
+        // Nothing is left to write, so an error here does not matter.
         let _ = sqlite.close().await;
         Ok(before.log || self.state()? == before)
     }
@@ -142,14 +143,14 @@ impl Unchanging {
     {
         let error = StoreError::PermissionDenied {
             location: self.file.location().to_owned(),
-            detail: "this connection only looks; let this user write the file and its directory".to_owned(),
+            detail: "this connection only reads; let this user write the file and its directory".to_owned(),
         };
         Box::pin(async move { Err(error) })
     }
 }
 
 fn changing() -> Failure {
-    Failure::Unreadable("somebody wrote to it during each look; look again".to_owned())
+    Failure::Unreadable("another process wrote to the file during each read; try again".to_owned())
 }
 
 impl LeaseConnection for Unchanging {

@@ -1,9 +1,9 @@
-//! One file, one name.
+//! Refuses a file that has more than one name.
 //!
-//! SQLite keeps what was committed last in a log beside the file, and names the log after the name by which the file was
-//! opened. So a file with two names has two logs, and neither shows what was granted under the other. A symbolic link is no
-//! second name, because SQLite follows it first. Nor is a directory that is mounted in two places, because the log is in
-//! both.
+//! SQLite keeps the last commits in a log beside the file, and names the log after the name by which the file was
+//! opened. So a file with two names has two logs, and the log of one name does not show what was granted under the
+//! other. A symbolic link is no second name, because SQLite resolves it first. A directory that is mounted twice is no
+//! second name either, because the log is in both places.
 
 use std::{
     io,
@@ -13,10 +13,10 @@ use std::{
 
 use crate::text::printable_path;
 
-/// Why this name must not be used. `None` if it may be.
+/// Why this name must not be used. `None` if it may be used.
 ///
 /// # Errors
-/// The error of the file system, if it cannot say.
+/// The error of the file system, if it cannot tell.
 pub(super) fn objection(path: &Path) -> io::Result<Option<String>> {
     let path = path.canonicalize()?;
     let found = path.metadata()?;
@@ -42,20 +42,20 @@ pub(super) fn objection(path: &Path) -> io::Result<Option<String>> {
     }))
 }
 
-/// Whether the file itself is what was mounted here.
+/// Whether the file itself is a mount point.
 fn is_mounted(path: &Path) -> io::Result<bool> {
     if !cfg!(target_os = "linux") {
         return Ok(false);
     }
     match std::fs::read("/proc/self/mountinfo") {
         Ok(mounts) => Ok(mount_points(&mounts).any(|point| point == path.as_os_str().as_bytes())),
-        // It cannot be found out. Almost always, the answer is no.
+        // Without /proc this cannot be found out. Almost always, the answer is no.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// The fifth field of each line, see proc_pid_mountinfo(5).
+/// The fifth field of each line (see proc_pid_mountinfo(5)).
 fn mount_points(mounts: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     mounts
         .split(|byte| *byte == b'\n')
@@ -63,7 +63,7 @@ fn mount_points(mounts: &[u8]) -> impl Iterator<Item = Vec<u8>> {
         .map(unescaped)
 }
 
-/// Blanks, tabs, line breaks and backslashes are written as a backslash and three octal digits.
+/// The kernel writes blanks, tabs, line breaks and backslashes as a backslash and three octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,9 +1,11 @@
--- Pins a lease: proves that a run holds its session, inside a transaction that from here on is the file's only
--- writer until it ends. ?1 account, ?2 session, ?3 run as a hyphenated UUID in lower case. No row: it does not hold it.
+-- Pins a lease: proves that a run holds its session. From here on, the transaction is the only writer of the file until
+-- it ends. ?1 account, ?2 session, ?3 run as a hyphenated UUID in lower case. Returns no row if the run does not hold
+-- the session.
 --
--- Needs SQLite 3.42: for an older one there is no 'subsec', and no lease is held.
+-- Needs SQLite 3.42. An older one does not know 'subsec', and finds no lease held.
 --
--- A write that changes nothing: it takes the one write lock, or fails, so that what it proves stays true.
+-- This write changes nothing, but it takes the one write lock, or fails. So what it proves stays true until the
+-- transaction ends.
 UPDATE tenure_session_lease
 SET phase = phase
 WHERE account_id = ?1

@@ -1,4 +1,4 @@
-//! Inspect and list: what changes nothing.
+//! Inspect and list: the verbs that only read.
 
 use serde_json::json;
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) const INSPECT: &str = include_str!("inspect.sql");
-/// There are two statements, and not one with a switch, so that each can seek in the primary key.
+/// Two statements instead of one with a switch, so that each can seek in the primary key.
 const LIST_ALL: &str = include_str!("list_all.sql");
 const LIST_ACCOUNT: &str = include_str!("list_account.sql");
 

@@ -1,4 +1,4 @@
--- The open items that a live lease of another run holds, with that lease. Reads only.
+-- The items whose session another run holds with a live lease, and that lease. This only reads.
 -- ?1: array of {account, session, run}.
 SELECT item.key AS item,
        lease.run_id, lease.node, lease.holder, lease.fence, lease.stage, lease.phase,

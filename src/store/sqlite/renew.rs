@@ -1,4 +1,4 @@
-//! Renew: one write for all runs that may go on, and then a read that says why the others may not.
+//! Renew: first one write that extends leases, then a read that says why the other leases were not extended.
 
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
@@ -23,7 +23,8 @@ pub(super) async fn renew(
     let mut outcomes = vec![RenewOutcome::Locked; items.len()];
     let mut open: Vec<usize> = (0..items.len()).collect();
     let mut extended = extend(sqlite, items, &mut open, &mut outcomes).await;
-    // Of several items, the caller asks for each one alone again: then a rejected phase costs nobody else's.
+    // Only for a single item. If there are several, the caller asks for each one alone again, so that a rejected phase
+    // does not cost the other items theirs.
     if let Err(failure) = &extended
         && failure.is_rejection()
         && let ([_], Some(untold)) = (items, untold(items))
@@ -79,8 +80,8 @@ async fn explain(
             (None, _) => RenewOutcome::Gone { clock_micros },
             (Some(false), _) => RenewOutcome::Superseded { clock_micros },
             (Some(true), Some(true)) => {
-                // The run's own acquire arrived between the two statements, the clock was stepped back, or a trigger
-                // swallows the row.
+                // The run's own acquire came between the two statements, the clock was stepped back, or a trigger
+                // suppresses the write.
                 RenewOutcome::Locked
             }
             (Some(true), _) => RenewOutcome::Expired { clock_micros },

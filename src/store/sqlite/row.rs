@@ -1,4 +1,4 @@
-//! From the columns of a row to the words of the protocol.
+//! Turns the columns of a row into the types of the contract.
 
 use std::{
     fmt::Display,
@@ -34,7 +34,7 @@ pub(super) fn stop(row: &SqliteRow) -> Result<Option<StopRequest>, Failure> {
     Ok(Some(StopRequest::new(at, row.try_get("stop_by")?, row.try_get("stop_reason")?)))
 }
 
-/// The time left by the clock of the statement; zero once expired.
+/// The time left, by the statement's clock. Zero if the lease has expired.
 pub(super) fn remaining(row: &SqliteRow) -> Result<Duration, Failure> {
     let millis = row.try_get::<i64, _>("remaining")?;
     Ok(Duration::from_millis(millis.try_into().unwrap_or(0)))

@@ -25,8 +25,9 @@ pub(crate) const SCHEMA: Schema = Schema {
     },
 };
 
-/// How long to go on trying while others have the file locked. SQLite's `busy_timeout` is not enough: when several processes
-/// switch a new file to write-ahead logging together, it answers "database is locked" at once.
+/// How long to keep trying while other processes have the file locked. SQLite's `busy_timeout` is not enough: when
+/// several processes switch a new file to write-ahead logging at the same time, SQLite answers "database is locked" at
+/// once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const BOOTSTRAP: &str = "\
@@ -41,7 +42,7 @@ CREATE TABLE IF NOT EXISTS tenure_migration (
 ) STRICT;
 ";
 
-/// What sets up an empty file, to be run by hand.
+/// The script that sets up an empty file, for people who run it by hand.
 pub(super) fn script() -> String {
     format!("PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n{BOOTSTRAP}{}COMMIT;\n", SCHEMA.script())
 }
@@ -51,14 +52,14 @@ pub(super) async fn check(sqlite: &mut SqliteConnection) -> Result<Applied, Fail
     Ok(SCHEMA.check(newest(sqlite).await?)?)
 }
 
-/// Brings the file to write-ahead logging and to this release's schema. A file that is there already is only
-/// read, so that starting never waits for a writer.
+/// Switches the file to write-ahead logging and brings it to this release's schema. If both are already so, it only
+/// reads, so that a start never waits for a writer.
 pub(super) async fn ensure(sqlite: &mut SqliteConnection) -> Result<Migrated, Failure> {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
         match try_ensure(sqlite).await {
             Err(failure) if failure.is_busy() && Instant::now() < give_up_at => {
-                // Jitter, so that processes which collided once do not go on colliding.
+                // Jitter, so that processes that have collided once do not collide again and again.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..=25))).await;
             }
             done => return done,
@@ -89,7 +90,8 @@ impl SchemaConnection for Migration<'_> {
         newest(self.0).await
     }
 
-    /// It takes the write lock, not only a read lock that it would have to change for one later.
+    /// Takes the write lock at once. A plain BEGIN would take a read lock first, and the change to a write lock may
+    /// fail.
     async fn begin(&mut self) -> Result<(), Failure> {
         self.execute("BEGIN IMMEDIATE").await
     }
@@ -104,7 +106,7 @@ impl SchemaConnection for Migration<'_> {
     }
 }
 
-/// What the file records; `None` without a schema.
+/// The newest version that the file records. `None` if it has no schema.
 async fn newest(sqlite: &mut SqliteConnection) -> Result<Option<Applied>, Failure> {
     let newest: Result<Vec<(i64, i64)>, Failure> =
         sqlx::query_as("SELECT version, compatible_from FROM tenure_migration ORDER BY version DESC LIMIT 1")

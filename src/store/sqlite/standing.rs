@@ -1,8 +1,9 @@
-//! Whether the path of a database still leads to what was opened there.
+//! Checks whether the path of a database still leads to the files that were opened there.
 //!
-//! SQLite works with open files, but whoever comes next works with what stands at the path. When the two are no longer the
-//! same, the open file means nothing: the next run is granted in the other one (invariant I1). A database is three files: the
-//! file itself, the write-ahead log with what was committed last, and the shared memory with the locks.
+//! A connection works with the files that it has open, but the next process opens the files that are at the path. When
+//! the two are no longer the same, the open file is no authority any more: the next run is granted in the other file
+//! (invariant I1). A database has three files: the file itself, the write-ahead log with the last commits, and the
+//! shared memory with the locks.
 
 use std::{
     ffi::OsStr,
@@ -20,22 +21,22 @@ pub(super) struct OpenFiles {
     memory: Aside,
 }
 
-/// What stands at the path now.
+/// What is at the path now.
 #[derive(Debug)]
 pub(super) enum Standing {
-    /// What was opened.
+    /// The files that were opened.
     Same,
     /// Another file.
     Other,
-    /// Nothing: whoever comes next makes a new file.
+    /// No file. The next process creates a new one.
     Nothing,
-    /// The same file without the log or the shared memory that was opened with it, or another file beside that log. What
-    /// was committed last is lost to whoever comes next, or mixed with what is in the other file.
+    /// The same file without the log or the shared memory that was opened with it, or another file beside that log. For
+    /// the next process that opens it, the last commits are lost, or mixed with the content of the other file.
     Torn,
 }
 
-/// A file that SQLite keeps beside the database. It may appear only with the first statement, so it is remembered from the
-/// first time that it is seen.
+/// A file that SQLite keeps beside the database. SQLite may create it only with the first statement, so its identity is
+/// remembered from the first time that it is seen.
 #[derive(Debug)]
 struct Aside {
     path: PathBuf,
@@ -43,13 +44,13 @@ struct Aside {
 }
 
 impl OpenFiles {
-    /// What stands at the path. To be called right after it was opened.
+    /// Remembers the files that are at the path. Call this right after a connection has opened them.
     ///
     /// # Errors
-    /// The error of the file system, also if nothing stands there.
+    /// The error of the file system, also if there is no file.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let file = identity(path)?;
-        // SQLite names the files beside it after the database's own name, whatever link has led there.
+        // SQLite resolves links, and names the files beside the database after the database's own name.
         let own = path.canonicalize()?;
         let opened = Self {
             path: path.to_owned(),
@@ -66,8 +67,10 @@ impl OpenFiles {
         self.file
     }
 
+    /// Compares the files at the path with those that were opened.
+    ///
     /// # Errors
-    /// The error of the file system, if it cannot say.
+    /// The error of the file system, if it cannot tell.
     pub(super) fn look(&self) -> io::Result<Standing> {
         let Some(found) = if_there(identity(&self.path))? else { return Ok(Standing::Nothing) };
         if found != self.file {
@@ -81,7 +84,7 @@ impl OpenFiles {
 }
 
 impl OpenFiles {
-    /// Whether another file stands where ours did, beside the log that belongs to ours.
+    /// Whether the other file at the path is beside the log that belongs to our file.
     fn has_our_log(&self) -> io::Result<bool> {
         let Some(own) = if_there(self.path.canonicalize())? else { return Ok(false) };
         let log = Aside::of(&own, "-wal");
@@ -111,14 +114,14 @@ impl Aside {
     }
 }
 
-/// Which file it is, whatever its name.
+/// The identity of a file, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileIdentity {
     device: u64,
     inode: u64,
 }
 
-/// Which file a path leads to; `None` where the platform cannot say.
+/// The identity of the file that a path leads to. `None` where the platform cannot tell.
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileIdentity>> {
     let found = std::fs::metadata(path)?;
     #[cfg(unix)]
@@ -138,7 +141,7 @@ pub(super) fn has_log(database: &Path) -> bool {
     database.canonicalize().is_ok_and(|own| Aside::of(&own, "-wal").path.exists())
 }
 
-/// `None` for what is certainly not there.
+/// Turns the error that means "it does not exist" into `None`.
 pub(super) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Err(error) if is_absent(&error) => Ok(None),
@@ -156,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// As SQLite leaves it while a connection is open.
+    /// The files as they are while a connection is open.
     fn database() -> (tempfile::TempDir, PathBuf, OpenFiles) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("d/t.db");

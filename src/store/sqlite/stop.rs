@@ -1,4 +1,5 @@
-//! Asking a run to stop: one write, and then a read that tells an earlier request from an idle session.
+//! Asks a run to stop: first a write, then, if it changed nothing, a read that tells an earlier request from an idle
+//! session.
 
 use sqlx::SqliteConnection;
 
@@ -29,8 +30,8 @@ pub(super) async fn request(sqlite: &mut SqliteConnection, item: &StopRun) -> Re
         Some(holder) if holder.stop.is_some() => {
             StopOutcome::Asked { holder: Box::new(holder), first: false }
         }
-        // A run that nobody has asked was granted between the two statements, and the request came before it. Or a
-        // trigger swallows the request.
+        // The run was granted between the two statements, so the request came before it and does not concern it. Or a
+        // trigger suppresses the write.
         Some(_) => {
             swallow::refuse_if_possible(sqlite).await?;
             StopOutcome::Idle

@@ -1,5 +1,5 @@
--- Records a request to stop in the row of the run that holds the session, unless one is there already.
--- ?1 account, ?2 session, ?3 the only run wanted, or null, ?4 by whom, ?5 why.
+-- Records a request to stop in the row of the run that holds the session, unless the row has one already.
+-- ?1 account, ?2 session, ?3 the only run to stop, or null, ?4 by whom, ?5 why.
 UPDATE tenure_session_lease AS lease
 SET stop_requested_at = clock.now, stop_by = ?4, stop_reason = ?5
 FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) AS now) AS clock

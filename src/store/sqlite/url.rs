@@ -1,4 +1,4 @@
-//! Which file a URL names, and what may be done with it.
+//! Reads a URL: which file it names, and what connections may do with it.
 
 use std::path::PathBuf;
 
@@ -35,13 +35,13 @@ impl DatabaseFile {
     }
 }
 
-/// The path, still encoded, and the query.
+/// The path, which is still percent-encoded, and the query.
 fn after_scheme(url: &str) -> Result<(&str, &str), StoreError> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(unusable("it has no scheme; write sqlite://PATH"));
     };
     if !scheme.eq_ignore_ascii_case("sqlite") {
-        // Only the scheme is shown, because the rest may have a password in it.
+        // Only the scheme is shown, because the rest may contain a password.
         return Err(unusable(format!(
             "{:?} is not the scheme of a SQLite file; write sqlite://PATH",
             printable(scheme)
@@ -85,7 +85,8 @@ fn in_memory() -> StoreError {
     )
 }
 
-/// A path as a shell would take it, but for `~user/`: only a shell knows the directories of other users.
+/// The path with `~/` expanded as a shell would. `~user/` is refused, because only a shell knows the home directories
+/// of other users.
 fn at_home(path: &str) -> Result<PathBuf, StoreError> {
     if !path.starts_with('~') {
         return Ok(path.into());

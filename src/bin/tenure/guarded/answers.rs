@@ -1,4 +1,4 @@
-//! Whether the guardian answers its orders, and in time.
+//! Watches whether the guardian answers its orders in time.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -6,24 +6,24 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::GivenOrders;
 
-/// An order that is not answered after this long is waited for in steps of this length, each lived through by this
-/// process: time that it was itself frozen for counts as one.
+/// The wait for an answer is counted in steps of this length. Only steps that this process lives through count, so time
+/// for which it was frozen itself counts as one step.
 const ANSWER_STEP: Duration = Duration::from_secs(1);
-/// So many steps without an answer, or at which it was found stopped, and the guardian counts as lost. It is continued at
-/// each.
+/// The guardian counts as lost after so many steps in a row without an answer, or at which it was found stopped. At
+/// each step it is continued.
 const ANSWER_STEPS: u32 = 6;
 
-/// Whether the guardian answers.
+/// How many orders the guardian has answered, and the wait for the next answer.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Orders that it has heard.
+    /// How many orders the guardian has heard.
     pub(super) heard: u64,
-    /// Of the wait for it, when there is something to wait for.
+    /// The present wait, if an answer is due.
     wait: Option<Wait>,
     pub(super) step: Interval,
 }
 
-/// In steps, in a row.
+/// Numbers of steps in a row.
 #[derive(Debug, Clone, Copy, Default)]
 struct Wait {
     unanswered: u32,
@@ -37,7 +37,7 @@ impl Answers {
         Self { heard: 0, wait: None, step }
     }
 
-    /// Whether the guardian has something to answer or to do.
+    /// Whether the guardian has an order to answer, or a tree to end.
     pub(super) fn are_due(&mut self, shared: &GivenOrders) -> bool {
         if !self.are_missing(shared) && !shared.is_stopping.load(Ordering::Relaxed) {
             self.wait = None;
@@ -52,7 +52,7 @@ impl Answers {
         self.heard < shared.orders.load(Ordering::Relaxed)
     }
 
-    /// After another step.
+    /// Counts another step. Returns whether the guardian now counts as lost.
     pub(super) fn are_overdue(&mut self, shared: &GivenOrders, was_stopped: bool) -> bool {
         let is_missing = self.are_missing(shared);
         let wait = self.wait.get_or_insert_default();

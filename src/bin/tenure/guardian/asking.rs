@@ -1,4 +1,4 @@
-//! How CMD is told to end, before the rest of its tree is.
+//! Tells CMD to end, before the rest of its tree is told.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::{
     wire::{Group, ToldBy},
 };
 
-/// How long a service manager that has told one process of its unit may take to tell the next.
+/// How long a service manager may take between signals to two processes of one unit.
 const MANAGER_PATIENCE: Duration = Duration::from_millis(100);
 
-/// CMD was told to end, and until then it has time; the rest of its tree is told when it has ended.
+/// CMD was told to end, and has time until its grace is over. The rest of its tree is told when CMD has ended.
 pub(super) struct Asking {
     grace_until: Instant,
-    /// Whether it was told for certain; until then somebody else may.
+    /// Until when a service manager may still tell CMD. `None` when CMD has been told for certain.
     unless_told_until: Option<Instant>,
 }
 
@@ -26,7 +26,7 @@ impl Asking {
         self.grace_until.saturating_duration_since(Instant::now())
     }
 
-    /// Until there is something to do.
+    /// How long there is nothing to do.
     pub(super) fn pause(&self) -> Duration {
         let next = self.unless_told_until.map_or(self.grace_until, |until| until.min(self.grace_until));
         next.saturating_duration_since(Instant::now())
@@ -34,13 +34,13 @@ impl Asking {
 }
 
 impl Guardian {
-    /// Ends the tree as ordered.
+    /// Begins to end the tree, in the way that was ordered.
     pub(super) fn stop(&mut self, grace: Duration, told_by: ToldBy) {
         let grace_until = Instant::now().checked_add(grace).filter(|_| self.can_ask());
         match (told_by, grace_until) {
             (ToldBy::Signal(number), Some(grace_until)) => {
                 self.pass_on(number, true);
-                // Whoever stands still cannot act on it.
+                // A stopped process cannot handle the signal.
                 self.pass_on(Signal::CONT.as_raw(), true);
                 self.asking = Some(Asking { grace_until, unless_told_until: None });
             }
@@ -52,7 +52,7 @@ impl Guardian {
         }
     }
 
-    /// Whether there is a CMD, and nobody has been told to end.
+    /// Whether CMD runs and neither it nor its tree was told to end yet.
     fn can_ask(&self) -> bool {
         self.child.is_some()
             && !matches!(self.gate, Gate::Shut(_))
@@ -60,7 +60,7 @@ impl Guardian {
             && self.ending.is_none()
     }
 
-    /// What time has brought.
+    /// Ends CMD's grace, or the wait for a service manager, when its time has come.
     pub(super) fn ask_on(&mut self) {
         let Some(asking) = &mut self.asking else { return };
         let left = asking.left();
@@ -75,7 +75,7 @@ impl Guardian {
         }
     }
 
-    /// That CMD is gone is no error.
+    /// Passes a signal on to CMD or its group. Does nothing if CMD is gone.
     pub(super) fn pass_on(&self, number: i32, to_group: bool) {
         let Some(child) = self.child else { return };
         // By its number, since real-time signals have no names.

@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 
 use crate::wire::{Order, Report, take_line};
 
-/// The line to the command. Nothing here ever waits for it.
+/// The connection to the command. No function here blocks.
 pub(super) struct Control {
     pub(super) socket: UnixStream,
     received: Vec<u8>,
@@ -19,7 +19,7 @@ pub(super) struct Control {
 
 pub(super) enum Heard {
     Order(Order),
-    /// The command has died, or has let go of us.
+    /// The command has died or has closed the socket.
     End,
 }
 
@@ -29,11 +29,11 @@ impl Control {
         Ok(Self { socket, received: Vec::new(), unsent: Vec::new(), is_open: true })
     }
 
-    /// What has come in and was not taken yet.
+    /// The next order that has arrived; `None` if there is none yet.
     pub(super) fn hear(&mut self) -> Option<Heard> {
         loop {
             while let Some(line) = take_line(&mut self.received) {
-                // From the same binary: an unknown line cannot be.
+                // Both sides are the same binary, so every line can be parsed.
                 if let Ok(order) = line.parse() {
                     return Some(Heard::Order(order));
                 }
@@ -65,7 +65,7 @@ impl Control {
                 Ok(written) => drop(self.unsent.drain(..written)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nobody is left to be told.
+                // The command is gone, and nobody reads reports.
                 Err(_) => self.unsent.clear(),
             }
         }

@@ -1,4 +1,4 @@
-//! What becomes of the signals to this command, and how it stops and goes on together with CMD.
+//! How this command answers signals, and how it stops and continues together with CMD.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,13 @@ use crate::{
     wire::{Group, ToldBy},
 };
 
-/// The same signal again, this long after the first, asks for an end without grace.
+/// The same signal again, longer than this after the first, ends CMD without further grace.
 const IMPATIENT_AFTER: Duration = Duration::from_secs(1);
 
 impl Program<'_> {
     pub(super) fn on_signal(&mut self, received: Received) {
         let number = received.number;
-        // The kernel means all in the foreground of a terminal.
+        // A signal from the kernel goes to the whole foreground group of the terminal.
         let has_reached_cmd = received.sender.is_none() && self.group != Group::Own;
         if number == libc::SIGCONT {
             self.resume();
@@ -34,8 +34,8 @@ impl Program<'_> {
         }
     }
 
-    /// Where Ctrl-C has reached CMD as well, and where CMD has another use for SIGHUP, such as to read its
-    /// configuration again, or none.
+    /// Whether CMD decides what the signal means. So it is with Ctrl-C that has reached CMD directly, and with a SIGHUP
+    /// that CMD catches, perhaps to read its configuration again, or ignores.
     fn is_cmds_to_answer(&self, number: i32, has_reached_cmd: bool) -> bool {
         match number {
             libc::SIGHUP => self.pid.is_some_and(|pid| signals::survives(pid, number)),
@@ -43,7 +43,7 @@ impl Program<'_> {
         }
     }
 
-    /// Stops CMD, and then this command.
+    /// Stops CMD and then this command (Ctrl-Z).
     fn on_stop_signal(&mut self, number: i32, has_reached_cmd: bool) {
         if !has_reached_cmd {
             let _ = self.guarded.signal_group(number);
@@ -64,8 +64,8 @@ impl Program<'_> {
             self.signaled_at = Instant::now();
             return self.run.stop(signals::name(number));
         };
-        // Told twice, from the keyboard or by somebody who has waited: no more patience. A service manager that sends
-        // SIGTERM and SIGHUP together means one end.
+        // A second signal from the keyboard, or the same one after a pause, means: end at once. Two different signals
+        // do not mean that: a service manager may send SIGTERM and SIGHUP together.
         let is_pressing = signals::is_from_keyboard(first.number) || signals::is_from_keyboard(number);
         let is_repeated = first.number == number && self.signaled_at.elapsed() > IMPATIENT_AFTER;
         if is_pressing || is_repeated {
@@ -73,11 +73,11 @@ impl Program<'_> {
         }
     }
 
-    /// This command stops as CMD has, and on `fg` CMD goes on only if the lease is still held.
+    /// Stops this command after CMD has stopped. After `fg`, CMD is continued only if the lease is still held.
     pub(super) fn follow_into_stop(&mut self) {
-        // Without a terminal, whoever stopped CMD alone will continue it.
+        // Without a terminal, whoever stopped only CMD will continue it.
         let is_told = std::mem::take(&mut self.is_to_suspend);
-        // Who stopped CMD in a shared group has stopped all of it, or meant CMD alone.
+        // In a shared group, whoever stopped CMD has stopped this process as well, or meant only CMD.
         if self.is_stopping || self.group != Group::Own || !(is_told || self.terminal.is_some()) {
             return;
         }
@@ -94,7 +94,7 @@ impl Program<'_> {
         self.begun.events.flush();
     }
 
-    /// Goes on after a stop; CMD does only if the lease is still held.
+    /// Continues CMD, if the lease is still held.
     fn resume(&mut self) {
         if self.run.is_held() && !self.is_stopping {
             self.lend_terminal();

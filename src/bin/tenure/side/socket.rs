@@ -1,7 +1,7 @@
-//! The run's end of the side channel.
+//! The run's side of the side channel.
 //!
-//! The directory is locked as long as its run lives. So the next run can tell what a killed one has left, and removes
-//! it; and those that clean up temporary directories by age leave it alone.
+//! The directory of the socket is locked as long as its run lives. So the next run recognises the directory of a killed
+//! run, and removes it. Programs that clean up temporary directories by age skip a locked one.
 
 use std::{
     env,
@@ -22,37 +22,37 @@ use tokio::{
 
 use super::{LONGEST_REQUEST, PATIENCE, SideReply, SideRequest};
 
-/// How long a new phase may take to be seen by others, before whoever has set it is told that it was not yet.
+/// How long `tenure phase` waits until others can see the new phase, before it says that they cannot yet.
 const SHOWN_WITHIN: Duration = Duration::from_secs(3);
-/// Before the run's id.
+/// The directory's name is this and the run's id.
 const PREFIX: &str = "tenure-";
 const NAME: &str = "socket";
 
-/// The socket of one run, or nothing where none can be made. Dropping it removes it.
+/// The socket of one run, if it could be created. Dropping this removes the socket.
 pub(crate) struct SideSocket {
     directory: Option<PathBuf>,
-    /// `None` too while it cannot be made again.
+    /// Also `None` while the socket was removed and cannot be created again.
     bound: Option<BoundSocket>,
 }
 
 struct BoundSocket {
     listener: UnixListener,
-    /// The socket's file.
+    /// Identifies the socket's file.
     inode: u64,
-    /// Locked as long as it is open.
+    /// The directory, which is locked as long as this is open.
     _lock: File,
 }
 
 impl SideSocket {
-    /// Needs a tokio runtime. The error says why there is none.
+    /// Creates the socket. Needs a tokio runtime. The error says why there is no socket.
     pub(crate) fn open(run: &tenure::Run) -> (Self, Option<io::Error>) {
         let name = format!("{PREFIX}{}", run.run_id().as_uuid().simple());
-        // The first may be another user's after `su`, be missing in a job of a scheduler, or be too long a path.
+        // XDG_RUNTIME_DIR may be another user's after `su`, may not exist in a job of a scheduler, or may be too long.
         let parents = [env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), Some(env::temp_dir())];
         let mut why = None;
         for parent in parents.into_iter().flatten() {
             sweep(&parent);
-            // Another run that sweeps may take the new one for an old one, once.
+            // A sweep of another run may remove the new directory before it is locked. So there is a second try.
             let directory = parent.join(&name);
             match BoundSocket::make(&directory).or_else(|_| BoundSocket::make(&directory)) {
                 Ok(bound) => return (Self { directory: Some(directory), bound: Some(bound) }, None),
@@ -68,7 +68,7 @@ impl SideSocket {
         self.directory.as_ref().map(|directory| directory.join(NAME))
     }
 
-    /// Makes it anew where somebody has removed it.
+    /// Creates the socket again if it was removed.
     pub(crate) fn restore(&mut self) {
         let Some(directory) = &self.directory else { return };
         let there = fs::symlink_metadata(directory.join(NAME)).ok();
@@ -77,7 +77,7 @@ impl SideSocket {
         {
             return;
         }
-        // With its lock, which the new one takes.
+        // Drops the old lock, so that the new socket can take it.
         self.bound = None;
         remove(directory);
         match BoundSocket::make(directory) {
@@ -86,13 +86,13 @@ impl SideSocket {
         }
     }
 
-    /// Somebody who has something to ask.
+    /// The next connection.
     pub(crate) async fn accept(&self) -> UnixStream {
         let Some(bound) = &self.bound else { return std::future::pending().await };
         loop {
             match bound.listener.accept().await {
                 Ok((stream, _)) => return stream,
-                // Out of descriptors, at worst: they may come back.
+                // For example, there are no free descriptors at the moment.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
@@ -120,7 +120,7 @@ impl BoundSocket {
     }
 }
 
-/// Removes what runs have left here that were killed.
+/// Removes the sockets of killed runs from a directory.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let is_run = entry
@@ -134,7 +134,7 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// A directory of this user's, and none that a link leads to.
+/// Opens a directory that belongs to this user, and is no symbolic link.
 fn open_own(directory: &Path) -> io::Result<File> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
     let flags = i32::try_from(flags.bits()).unwrap_or_default();
@@ -150,7 +150,7 @@ fn remove(directory: &Path) {
     let _ = fs::remove_dir(directory);
 }
 
-/// Hears one request out and answers; whoever is too slow or too long is not heard.
+/// Reads one request and answers it. A request that is too slow or too long gets no answer.
 pub(crate) async fn hear(mut stream: UnixStream, run: RunContext, database: String) {
     let read = async {
         let mut text = String::new();
@@ -171,7 +171,7 @@ pub(crate) async fn hear(mut stream: UnixStream, run: RunContext, database: Stri
     let _ = timeout(PATIENCE, stream.write_all(answer.to_text().as_bytes())).await;
 }
 
-/// Answers when others can see it.
+/// Sets the phase, and answers when others can see it.
 async fn show(run: &RunContext, text: &str) -> SideReply {
     if let Err(error) = run.set_phase(text) {
         return SideReply::Refused(error.to_string());

@@ -1,4 +1,5 @@
--- How many connections there may be, and are. Whoever else is connected shows at least by name.
+-- How many connections are allowed, and how many there are. Of other users' connections, this role sees at least the
+-- names of database and user.
 SELECT
     current_setting('max_connections')::bigint
         - coalesce((

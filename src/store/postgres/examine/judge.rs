@@ -1,4 +1,4 @@
-//! What the servers' answers mean, and what to change.
+//! Turns the servers' answers into findings: what they mean, and what to change.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(super) fn servers(visits: &[Visit<'_>], refusals: &[(&Server, StoreError)]) 
         Finding::warning(
             "server",
             connect::shown(server, error),
-            "as long as it is away no failover can lead to it; take it out of the URL if it is gone for good",
+            "while it cannot be reached, no failover can lead to it; take it out of the URL if it is gone for good",
         )
     }));
     findings
@@ -39,8 +39,8 @@ fn server(visit: &Visit<'_>, takes_writes: usize, has_authority: bool) -> Findin
         None => Finding::warning(
             "server",
             format!("{named}, takes writes, and so does another of these servers"),
-            "two primaries grant the same session twice, and nothing can tell: stop one of them now, or name servers \
-             of one cluster only",
+            "two primaries grant the same session twice, and neither can notice: stop one of them now, or name only \
+             servers of one cluster",
         ),
         Some(doubt) if doubt == Doubt::ReadOnlyRole || !has_authority => {
             Finding::failure("server", doubt.error(visit.location()))
@@ -55,7 +55,8 @@ fn server(visit: &Visit<'_>, takes_writes: usize, has_authority: bool) -> Findin
     }
 }
 
-/// Assumption A2, for the default ttl.
+/// Checks assumption A2 for the default ttl: a failover must not step the clock by more than a quarter of the safety
+/// margin.
 pub(super) fn clocks_apart(standby: &Visit<'_>, ours: Clocks, theirs: Clocks) -> Option<Finding> {
     let (apart, tolerated) = (ours.apart_from(&theirs), default_timing().safety_margin() / 4);
     (apart > tolerated).then(|| {
@@ -63,8 +64,8 @@ pub(super) fn clocks_apart(standby: &Visit<'_>, ours: Clocks, theirs: Clocks) ->
             "standby_clock",
             format!("the clock of {} is {} from the primary's", standby.server.address, millis(apart)),
             format!(
-                "after a failover to it leases would expire early, or late: keep both clocks in step (NTP) to within \
-                 a twentieth of the ttl ({tolerated:?} by default)"
+                "after a failover to it, leases would expire too early or too late: keep both clocks in step (NTP), \
+                 within a twentieth of the ttl ({tolerated:?} by default)"
             ),
         )
     })
@@ -77,7 +78,8 @@ pub(super) fn schema(Applied { version, compatible_from }: Applied) -> Finding {
     )
 }
 
-/// What holds for a session that sets nothing itself. tenure's own sessions set what they need, except behind PgBouncer.
+/// Judges the settings of a session that changes none of them. tenure's own sessions set what they need, except behind
+/// PgBouncer.
 pub(super) fn settings(visit: &Visit<'_>, row: &PgRow, target: &Target) -> Result<Vec<Finding>, StoreError> {
     let pooled = visit.server.pooled;
     let standbys: i64 = visit.read(row, "standbys")?;
@@ -105,8 +107,8 @@ fn isolation(level: &str, pooled: bool) -> Finding {
         (_, true) => Finding::warning(
             "isolation",
             level,
-            "behind PgBouncer tenure can set nothing for its sessions, and under this level whoever loses a race for a \
-             session meets an error instead of an answer: ALTER ROLE … SET default_transaction_isolation = 'read \
+            "behind PgBouncer tenure cannot set this for its sessions, and at this level a run that loses a race for a \
+             session gets an error instead of an answer: ALTER ROLE … SET default_transaction_isolation = 'read \
              committed', or the same with ALTER DATABASE",
         ),
     }
@@ -120,7 +122,7 @@ fn synchronous_commit(value: &str, pooled: bool) -> Finding {
         ("off", true) => Finding::warning(
             "synchronous_commit",
             "off",
-            "a crash of the server would forget leases that were granted moments before, and grant them again; behind \
+            "if the server crashed, it would lose leases that were granted just before, and grant them again; behind \
              PgBouncer tenure cannot turn it on for its sessions: ALTER ROLE … SET synchronous_commit = on",
         ),
         (other, _) => Finding::fine("synchronous_commit", other),
@@ -133,13 +135,13 @@ fn fsync(on: bool) -> Finding {
         false => Finding::warning(
             "fsync",
             "off",
-            "if the server's machine fails, leases that were granted are forgotten and granted again, if the database \
+            "if the server's machine fails, leases that were granted are lost and granted again, if the database \
              survives at all: set fsync = on",
         ),
     }
 }
 
-/// Assumption A1.
+/// Checks assumption A1: a standby that takes over has every acknowledged commit.
 fn replication(synchronous_standbys: &str, synchronous_commit: &str, others: bool) -> Finding {
     let waits = !matches!(synchronous_commit, "local");
     match (synchronous_standbys, others) {
@@ -150,14 +152,14 @@ fn replication(synchronous_standbys: &str, synchronous_commit: &str, others: boo
         _ => Finding::warning(
             "replication",
             if waits { "asynchronous" } else { "asynchronous for this role (synchronous_commit = local)" },
-            "a failover may forget leases that were granted or renewed moments before it, and grant them again while \
-             their runs still work: set synchronous_standby_names (and keep synchronous_commit at on), or let the \
-             resources that runs write to check the fencing token",
+            "a failover may lose leases that were granted or renewed just before it, and grant them again while their \
+             runs still work: set synchronous_standby_names (and keep synchronous_commit at on), or let the resources \
+             that runs write to check the fencing token",
         ),
     }
 }
 
-/// In milliseconds, zero for none.
+/// All three are in milliseconds. Zero means none.
 fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Finding {
     let bound = |millis: i64| match millis {
         0 => "none".to_owned(),
@@ -175,8 +177,8 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
             "timeouts",
             found,
             format!(
-                "behind PgBouncer tenure can set none for its sessions, so a statement that it has given up may go on, \
-                 or wait for a lock, without end: ALTER ROLE … SET statement_timeout = {}, SET lock_timeout = {}",
+                "behind PgBouncer tenure cannot set them for its sessions, so a statement that tenure has given up may \
+                 run, or wait for a lock, for ever: ALTER ROLE … SET statement_timeout = {}, SET lock_timeout = {}",
                 timing.renew_timeout().as_millis(),
                 timing.lock_timeout().as_millis()
             ),
@@ -193,14 +195,14 @@ fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Findi
         return Finding::warning(
             "timeouts",
             found,
-            "connections would be ended between two statements, and each first statement after that fail: ALTER ROLE … \
-             SET idle_session_timeout = 0 for tenure's role",
+            "the server would end connections between two statements, and the first statement after that would fail: \
+             ALTER ROLE … SET idle_session_timeout = 0 for tenure's role",
         );
     }
     Finding::fine("timeouts", if pooled { found } else { found + own })
 }
 
-/// A connection that renews is never idle for longer, whatever the ttl.
+/// The longest time for which a connection that renews is idle, whatever the ttl.
 const LEAST_IDLE: Duration = Duration::from_secs(30);
 
 pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {
@@ -208,8 +210,8 @@ pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {
         (true, true, _) => Finding::fine("pooler", "in transaction mode, as the URL says"),
         (true, false, _) => Finding::fine(
             "pooler",
-            "the URL says there is one; no sharing of server sessions was seen just now. Without one, leave \
-             pgbouncer=true out: tenure then bounds its statements on the server, too",
+            "the URL says that there is one, but no connections share a server session at the moment. If there is \
+             none, leave pgbouncer=true out: tenure then limits its statements on the server, too",
         ),
         (false, false, true) => Finding::fine("pooler", "none"),
         (false, true, _) => Finding::warning(
@@ -220,8 +222,9 @@ pub(super) fn pooler(declared: bool, shared: bool, kept: bool) -> Finding {
         (false, false, false) => Finding::warning(
             "pooler",
             "something between here and the server drops the settings that are sent at connection",
-            "without them the server neither bounds tenure's statements nor uses the isolation level that they need: if \
-             it is PgBouncer, take \"options\" out of its ignore_startup_parameters and add pgbouncer=true to the URL",
+            "without them the server does not limit tenure's statements, and may not use the isolation level that they \
+             need: if it is PgBouncer, take \"options\" out of its ignore_startup_parameters and add pgbouncer=true to \
+             the URL",
         ),
     }
 }
@@ -284,7 +287,7 @@ fn dead_rows(live: i64, dead: i64) -> Finding {
     finding.measuring([("live", live as f64), ("dead", dead as f64)])
 }
 
-/// The durations of a supervisor that sets none.
+/// The durations of a supervisor with default settings.
 fn default_timing() -> Timing {
     Settings::default().check().expect("the defaults work")
 }

@@ -1,4 +1,5 @@
--- The trigger's function needs no right: that is asked for when the trigger is created. What it calls does.
+-- The trigger's function itself needs no right here: PostgreSQL checks that right when the trigger is created. The
+-- function that it calls, next_fence, needs EXECUTE.
 SELECT
     has_schema_privilege('tenure', 'USAGE')
     AND has_function_privilege('tenure.next_fence(bigint)', 'EXECUTE')

@@ -1,15 +1,15 @@
-//! Whether there are connections enough.
+//! Judges whether enough connections are free.
 
 use sqlx::postgres::PgRow;
 
 use super::visit::Visit;
 use crate::store::{StoreError, finding::Finding};
 
-/// How many connections one `tenure run` takes while nothing is wrong, and how many a supervisor of the library with its
-/// defaults.
+/// How many connections one `tenure run` uses while nothing is wrong, and how many a supervisor of the library uses
+/// with default settings.
 const FOR_A_RUN: i64 = 2;
 const FOR_A_SUPERVISOR: i64 = 5;
-/// With fewer, the next supervisor may fail to start, or find no spare connection when it needs one.
+/// With fewer free connections, the next supervisor may fail to start, or find no spare connection when it needs one.
 const LEAST_FREE: i64 = 2 * FOR_A_SUPERVISOR;
 
 pub(super) fn connections(visit: &Visit<'_>, row: &PgRow) -> Result<Finding, StoreError> {
@@ -24,7 +24,7 @@ pub(super) fn connections(visit: &Visit<'_>, row: &PgRow) -> Result<Finding, Sto
             count("database_used")?,
         ),
     ];
-    // A negative limit is none.
+    // A negative limit means that there is none.
     let bounded = limits.into_iter().filter(|(_, _, limit, _)| *limit >= 0);
     let (whose, setting, limit, used) =
         bounded.min_by_key(|(_, _, limit, used)| limit - used).expect("the server has a limit");
@@ -34,7 +34,8 @@ pub(super) fn connections(visit: &Visit<'_>, row: &PgRow) -> Result<Finding, Sto
 fn judge(whose: &str, setting: &str, limit: i64, used: i64, pooled: bool) -> Finding {
     let free = (limit - used).max(0);
     let found = format!(
-        "{used} of {limit} that {whose} may have are used; {free} are free, for {} of `tenure run` or {} supervisors",
+        "{used} of {limit} that {whose} may have are used; {free} are free, enough for {} of `tenure run` or {} \
+         supervisors",
         free / FOR_A_RUN,
         free / FOR_A_SUPERVISOR
     );
@@ -45,8 +46,8 @@ fn judge(whose: &str, setting: &str, limit: i64, used: i64, pooled: bool) -> Fin
             "connections",
             found,
             format!(
-                "without a free connection a run does not begin (exit code 69): raise {setting}, let supervisors share \
-                 one connection (Connections::Shared), or put a PgBouncer in between"
+                "without a free connection no run can begin (exit code 69): raise {setting}, let supervisors share one \
+                 connection (Connections::Shared), or put a PgBouncer in between"
             ),
         )
     } else {

@@ -1,4 +1,4 @@
--- As ../server.sql, but of a database that may have no schema.
+-- As ../server.sql, for a database that may have no schema.
 SELECT
     current_setting('server_version') AS version,
     CASE

@@ -1,4 +1,5 @@
--- What a lease needs of the table: a row is written, changed and removed. Nobody else has its key, and none of it stays.
+-- Does to the table what a lease does: inserts, updates and deletes a row. No session has this key, and the transaction
+-- is rolled back.
 BEGIN;
 INSERT INTO tenure.session_lease
     (account_id, session_id, run_id, fence, node, holder, acquired_at, expires_at)

@@ -1,4 +1,4 @@
-//! A look at one server, over a connection that sets nothing which it is to look at.
+//! The examination's connection to one server. It changes none of the settings that are examined.
 
 use std::time::Duration;
 
@@ -15,26 +15,27 @@ use crate::{
     },
 };
 
-/// To set a time-out under another of 1 ms, on a busy server.
+/// How many times to try to set our time-out. The role's own time-out may be 1 ms, and the server busy.
 const ATTEMPTS: u32 = 50;
 
-/// One server, and a connection to it. If the connection is given up, the next question opens another.
+/// One server, and a connection to it. If the connection is given up, the next statement opens another one.
 pub(super) struct Visit<'a> {
     pub(super) server: &'a Server,
-    /// The bounds that are set for the session, if any.
+    /// The bounds of the session, if it gets any.
     bounds: Option<Bounds>,
-    /// `None` before the first statement, and after one without an answer, because the next statement would wait for it.
+    /// `None` before the first statement. Also `None` after a statement without an answer, because the next statement
+    /// would wait for that answer.
     connection: Option<PgConnection>,
     pub(super) patience: Duration,
     pub(super) version: String,
-    /// Why this server cannot grant leases, whatever its schema is.
+    /// Why this server cannot grant leases, apart from its schema.
     pub(super) doubt: Option<Doubt>,
     /// The age of the last commit that a standby has.
     pub(super) behind: Option<Duration>,
 }
 
 impl<'a> Visit<'a> {
-    /// Asks the server at once what it is.
+    /// Connects, and asks the server whether it is a standby, read-only or neither.
     pub(super) async fn begin(server: &'a Server, plan: ExaminationPlan) -> Result<Self, StoreError> {
         let mut visit = Self::of(server, None, plan.patience);
         let row = visit.row(include_str!("server.sql")).await?;
@@ -49,7 +50,7 @@ impl<'a> Visit<'a> {
         Self { server, bounds, connection: None, patience, version: String::new(), doubt: None, behind: None }
     }
 
-    /// The connection that is there, or a new one.
+    /// Takes the present connection, or opens a new one.
     async fn take_connection(&mut self) -> Result<PgConnection, StoreError> {
         if let Some(connection) = self.connection.take() {
             return Ok(connection);
@@ -63,13 +64,14 @@ impl<'a> Visit<'a> {
         Ok(connection)
     }
 
-    /// Makes sure that a question has the time it needs: the role may have a short time-out, and compiling a plan takes time.
-    /// Other sessions of tenure send these settings at connection. Here that would hide the role's own.
+    /// Makes sure that each statement has the time that it needs: the role may have a short time-out, and compiling a
+    /// plan takes time. Other sessions of tenure send these settings at connection. Here that would hide the role's own
+    /// values.
     async fn take_time(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
         let location = self.location();
         let millis = self.patience.as_millis().clamp(1, i32::MAX as u128);
         for attempt in 1.. {
-            // The first of these statements is still under the role's time-out.
+            // The role's time-out still applies to the first of these statements.
             let set = format!(
                 "SET statement_timeout = {millis}; SET jit = off; \
                  SELECT set_config(name, '0', false) FROM (VALUES ('idle_session_timeout')) AS later (name) \
@@ -98,7 +100,7 @@ impl<'a> Visit<'a> {
         &self.server.location
     }
 
-    /// Sends a statement, and gives the one row that it answers.
+    /// Sends a statement, and returns its one row.
     pub(super) async fn row(&mut self, sql: &'static str) -> Result<PgRow, StoreError> {
         let sql = self.server.naming.sql(sql);
         let mut connection = self.take_connection().await?;
@@ -111,8 +113,8 @@ impl<'a> Visit<'a> {
         answer
     }
 
-    /// How many rows the statements of one message have written. After an error the connection is given up: it may be
-    /// inside a transaction.
+    /// Sends several statements in one message, and returns how many rows they have written. After an error the
+    /// connection is given up, because it may be inside a transaction.
     pub(super) async fn affected(&mut self, sql: &'static str) -> Result<u64, StoreError> {
         let sql = self.server.naming.sql(sql);
         let mut connection = self.take_connection().await?;
@@ -134,7 +136,7 @@ impl<'a> Visit<'a> {
     }
 
     pub(super) fn end(self) -> impl Future<Output = ()> + Send {
-        // The server notices a connection that merely ends, too.
+        // If this fails, the server notices the closed connection anyway.
         let goodbye = self.connection.map(sqlx::Connection::close);
         let goodbye = timeout(self.patience, OptionFuture::from(goodbye));
         async move { drop(goodbye.await) }

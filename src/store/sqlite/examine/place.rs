@@ -1,10 +1,10 @@
-//! The place of a file: the kind of its file system, the room that is left, and who else may write the file.
+//! The place of a file: the type of its file system, the free space, and which other users may write the file.
 
 use std::path::Path;
 
 use crate::store::finding::Finding;
 
-/// Findings about the file system of this path, or of the nearest directory above it that is there.
+/// Findings about the file system of this path, or of the nearest directory above it that exists.
 pub(super) fn around(path: &Path) -> Vec<Finding> {
     let Some(there) = path.ancestors().find(|path| path.exists()) else { return Vec::new() };
     #[cfg(target_os = "linux")]
@@ -14,10 +14,11 @@ pub(super) fn around(path: &Path) -> Vec<Finding> {
     kind.into_iter().chain(room(there)).collect()
 }
 
-/// SQLite's write-ahead log relies on locks, on shared memory and on the order of writes. Not every file system keeps them.
+/// SQLite's write-ahead log relies on locks, on shared memory and on the order of writes. Not every file system
+/// provides them.
 #[cfg(target_os = "linux")]
 fn file_system(kind: u32) -> Finding {
-    // From Linux's uapi/linux/magic.h and the file systems' own sources.
+    // The numbers are from Linux's uapi/linux/magic.h and from the sources of the file systems.
     const FOREIGN: [(u32, &str); 13] = [
         (0x0000_6969, "NFS"),
         (0xff53_4d42, "CIFS"),
@@ -37,8 +38,8 @@ fn file_system(kind: u32) -> Finding {
         Some((_, name)) => Finding::warning(
             "file_system",
             *name,
-            "SQLite's locks do not hold between machines, and often not at all, on file systems that are not local: two \
-             runs could hold one session, and the file be damaged. Move it to a local disk, or use PostgreSQL",
+            "on file systems that are not local, SQLite's locks do not hold between machines, and often not at all: two \
+             runs could hold one session, and the file could be damaged. Move it to a local disk, or use PostgreSQL",
         ),
         None => Finding::fine("file_system", format!("local (type {kind:#x})")),
     }
@@ -52,7 +53,7 @@ fn room(path: &Path) -> Option<Finding> {
         Finding::warning(
             "disk_space",
             shown,
-            "on a full disk nothing is granted or renewed, and every run is lost: make room",
+            "on a full disk nothing can be granted or renewed, and every run is lost: make room",
         )
     } else {
         Finding::fine("disk_space", shown)
@@ -62,7 +63,7 @@ fn room(path: &Path) -> Option<Finding> {
 
 const LEAST_ROOM: u64 = 100 * 1024 * 1024;
 
-/// Whoever may write the file can take any session.
+/// Warns if every user may write the file, because such a user can take any session.
 pub(super) fn of_the_file(file: &Path) -> Option<Finding> {
     use std::os::unix::fs::PermissionsExt as _;
     let mode = std::fs::metadata(file).ok()?.permissions().mode() & 0o777;
@@ -72,7 +73,7 @@ pub(super) fn of_the_file(file: &Path) -> Option<Finding> {
         _ => Finding::warning(
             "permissions",
             found,
-            "every user of this machine may write it, and so take or end any lease: chmod o-w",
+            "every user of this machine may write the file, and so take or end any lease: chmod o-w",
         ),
     })
 }

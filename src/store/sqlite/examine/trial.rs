@@ -1,4 +1,4 @@
-//! Trying what the first run would do where there is no database yet, and leaving nothing behind.
+//! Tries what the first run would do if there is no database yet. Leaves nothing behind.
 
 use std::path::{Path, PathBuf};
 
@@ -19,12 +19,13 @@ use crate::{
     text::printable_path,
 };
 
-/// Creates a database beside the file, in a directory that is removed afterwards, and sets it up as a run would.
+/// Creates a trial database beside the file and sets it up as a run would. It is in a directory that is removed
+/// afterwards.
 pub(super) async fn beside(file: &DatabaseFile, plan: ExaminationPlan) -> Result<Vec<Finding>, StoreError> {
     let place = place(file, plan.makes_directory)?;
     let directory = directory_in(&place, file)?;
     let trial = DatabaseFile::new(directory.path().join("tenure.db"), Access::Create);
-    // A failure names the file that the reader knows, and not its stand-in.
+    // A failure names the file that the reader knows, not the trial database.
     let failed = |failure: super::Failure| failure.in_file(file);
     let opened = options(&trial, plan.patience).connect().await;
     let mut sqlite = opened.map_err(|error| failed(error.into()))?;
@@ -36,7 +37,8 @@ pub(super) async fn beside(file: &DatabaseFile, plan: ExaminationPlan) -> Result
     Ok(vec![mode, commits])
 }
 
-/// The directory that the file would be in. If missing directories will be created, the nearest one above that is there.
+/// The directory that the file would be in. If missing directories will be created, the nearest directory above it that
+/// exists.
 fn place(file: &DatabaseFile, makes_directory: bool) -> Result<PathBuf, StoreError> {
     let directory = file.path().parent().unwrap_or(file.path());
     let there = match makes_directory {
@@ -53,7 +55,7 @@ fn place(file: &DatabaseFile, makes_directory: bool) -> Result<PathBuf, StoreErr
 fn directory_in(place: &Path, file: &DatabaseFile) -> Result<TempDir, StoreError> {
     tempfile::Builder::new().prefix(".tenure-doctor-").tempdir_in(place).map_err(|error| {
         let remedy = "let this user create files in it, or name a file elsewhere";
-        // The error of the library names the stand-in.
+        // The library's own error names the trial directory.
         let cause = error
             .get_ref()
             .and_then(|error| error.source())

@@ -1,12 +1,12 @@
-//! Release and sweep: what takes rows away.
+//! The verb that gives a session back: it deletes the row of its own run.
 
 use super::{
     connection::Connection,
     row,
-    statement::{Statement, Value, millis},
+    statement::{Statement, Value},
     swallow,
 };
-use crate::store::{Release, ReleaseOutcome, SWEEP_AFTER, StoreError};
+use crate::store::{Release, ReleaseOutcome, StoreError};
 
 pub(super) const RELEASE: &str = include_str!("release.sql");
 
@@ -26,7 +26,7 @@ pub(super) async fn release(
         ],
     );
     let rows = match connection.fetch(&statement).await {
-        // It was never granted.
+        // A key that cannot be stored was never granted.
         Err(StoreError::Unstorable { .. }) if items.len() == 1 => return Ok(vec![ReleaseOutcome::NotFound]),
         answered => answered?,
     };
@@ -38,10 +38,4 @@ pub(super) async fn release(
             _ => ReleaseOutcome::Locked,
         })
     })
-}
-
-pub(super) async fn sweep(connection: &mut Connection, limit: u32) -> Result<u64, StoreError> {
-    let values = vec![Value::Number(limit.into()), Value::Number(millis(SWEEP_AFTER))];
-    let row = connection.fetch_one(&Statement::new(include_str!("sweep.sql"), values)).await?;
-    connection.read::<i64>(&row, "swept").map(i64::unsigned_abs)
 }

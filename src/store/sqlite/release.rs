@@ -1,4 +1,4 @@
-//! Release and sweep: what takes rows away.
+//! The verb that gives a session back: it deletes the row of its own run.
 
 use std::collections::HashSet;
 
@@ -6,11 +6,9 @@ use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 
 use super::{batch::batch, failure::Failure, read, swallow};
-use crate::store::{Release, ReleaseOutcome, SWEEP_AFTER};
+use crate::store::{Release, ReleaseOutcome};
 
 pub(super) const RELEASE: &str = include_str!("release.sql");
-const CANDIDATES: &str = include_str!("sweep_candidates.sql");
-pub(super) const SWEEP: &str = include_str!("sweep.sql");
 
 pub(super) async fn release(
     sqlite: &mut SqliteConnection,
@@ -33,7 +31,8 @@ pub(super) async fn release(
         && let Some(triggers) = swallow::suspects(sqlite).await?
     {
         find_undeleted(sqlite, items, &mut outcomes).await?;
-        // Of several items, the caller asks for each one alone again. Then this says which one it is.
+        // If there are several items, the caller asks for each one alone again. Then this finds the one that is
+        // suppressed.
         if let [ReleaseOutcome::Locked] = outcomes[..] {
             return Err(Failure::Swallowed(triggers));
         }
@@ -41,7 +40,7 @@ pub(super) async fn release(
     Ok(outcomes)
 }
 
-/// Rows that are there although they were to be deleted.
+/// Finds the rows that still exist although the statement should have deleted them.
 async fn find_undeleted(
     sqlite: &mut SqliteConnection,
     items: &[Release],
@@ -55,19 +54,6 @@ async fn find_undeleted(
         }
     }
     Ok(())
-}
-
-pub(super) async fn sweep(sqlite: &mut SqliteConnection, limit: u32) -> Result<u64, Failure> {
-    let sweep_after = SWEEP_AFTER.as_millis() as i64;
-    let candidates: Vec<(String, String)> =
-        sqlx::query_as(CANDIDATES).bind(sweep_after).bind(limit).fetch_all(&mut *sqlite).await?;
-    if candidates.is_empty() {
-        return Ok(0);
-    }
-    let candidates =
-        candidates.iter().map(|(account, session)| json!({ "account": account, "session": session }));
-    let deleted = sqlx::query(SWEEP).bind(sweep_after).bind(batch(candidates)).execute(sqlite).await?;
-    Ok(deleted.rows_affected())
 }
 
 fn item(Release { key, run_id }: &Release) -> Value {

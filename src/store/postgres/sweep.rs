@@ -1,0 +1,13 @@
+//! The verb that deletes rows whose leases have long expired.
+
+use super::{
+    connection::Connection,
+    statement::{Statement, Value, millis},
+};
+use crate::store::{SWEEP_AFTER, StoreError};
+
+pub(super) async fn sweep(connection: &mut Connection, limit: u32) -> Result<u64, StoreError> {
+    let values = vec![Value::Number(limit.into()), Value::Number(millis(SWEEP_AFTER))];
+    let row = connection.fetch_one(&Statement::new(include_str!("sweep.sql"), values)).await?;
+    connection.read::<i64>(&row, "swept").map(i64::unsigned_abs)
+}
