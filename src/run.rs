@@ -28,7 +28,7 @@ pub use tasks::Task;
 
 use tasks::WorkEntry;
 
-/// The guard of a granted lease: this run holds the session until the guard is dropped, or the run ends earlier.
+/// The guard of a granted lease. It stands for a run that holds a session.
 ///
 /// Dropping the guard cancels the run at once. The session is released when everything that was started through the
 /// [context](RunContext) has ended. If you wire work to the [`token`](RunContext::token) yourself, dropping the guard

@@ -1,9 +1,9 @@
-//! Whether an actor that is started is to begin.
+//! Tells whether an actor may begin its work when actix calls `started`.
 
 use actix::{Actor, ActorContext, ActorState, Context};
 
-/// `false` if the actor is being dropped with its runtime before it has run once. actix calls `started` all the same,
-/// and whatever asks for a timer then panics.
+/// `false` if the actor's runtime drops it before it has run once. actix calls `started` even then, and setting a timer
+/// would panic.
 pub(super) fn may_start<A: Actor<Context = Context<A>>>(ctx: &Context<A>) -> bool {
     ctx.state() == ActorState::Running
 }

@@ -149,7 +149,7 @@ impl Watcher {
                         watcher.serve(over).await;
                     }
                 });
-                // Do not wait for a DNS lookup.
+                // Do not wait for a DNS lookup: it blocks a thread for as long as the resolver takes.
                 runtime.shutdown_background();
                 drop(last_word);
             })

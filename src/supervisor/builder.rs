@@ -140,8 +140,8 @@ impl LeaseSupervisorBuilder {
     /// );
     /// ```
     ///
-    /// The function is called on a thread of its own with a tokio runtime, so it may block. Several calls may be under
-    /// way at once. A new connection waits for the function no longer than connecting may take as a whole, 3 s by
+    /// The function is called on a thread of its own with a tokio runtime, so it delays no renewal. Several calls may be
+    /// under way at once. A new connection waits for the function no longer than connecting may take as a whole, 3 s by
     /// default ([`Timing::renew_timeout`](crate::Timing::renew_timeout)). So keep a token for as long as it is valid,
     /// and fetch the next one before it expires. Open connections do not notice when a token expires.
     ///

@@ -248,7 +248,7 @@ async fn check_line(pool: &Pool, timing: &Timing) -> Result<(), StartError> {
     })
 }
 
-/// How long the server may take for one statement. The client has its own time-outs besides.
+/// How long the server may take for one statement. The client also has its own time-outs.
 pub(super) fn bounds(timing: &Timing, statement: Duration) -> Bounds {
     Bounds { statement, lock: timing.lock_timeout().min(statement / 2) }
 }
