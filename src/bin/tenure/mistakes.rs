@@ -90,7 +90,7 @@ pub(crate) fn remedy(program: &str, errno: i32) -> Option<String> {
             Some(format!("leave out the quotes, or let a shell read them: sh -c '{quoted}'"))
         }
         ENOENT if OF_THE_SHELL.contains(&program) => {
-            Some(format!("it is a word of the shell's: sh -c '{quoted} …'"))
+            Some(format!("it is a word of the shell, so write: sh -c '{quoted} …'"))
         }
         EACCES => {
             let found = std::fs::metadata(program).ok()?;

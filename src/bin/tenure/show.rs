@@ -74,7 +74,7 @@ pub(crate) fn standby(standby: &Standby) -> String {
     let server = &standby.server;
     match standby.behind {
         Some(behind) => format!("as it was {} ago, by {server}, a standby", short(behind)),
-        None => format!("as it was once, by {server}, which takes no writes"),
+        None => format!("as it was some time ago, by {server}, which takes no writes"),
     }
 }
 
@@ -180,7 +180,7 @@ pub(crate) fn table(sessions: &[SessionStatus]) -> String {
 /// "held by …, since …, expires in …"
 pub(crate) fn held_by(holder: &Holder) -> String {
     let expires = match holder.expires_in.is_zero() {
-        true => "has expired, but its work or a transaction that it has pinned has not ended".to_owned(),
+        true => "has expired, but its work, or a transaction that pins it, has not ended".to_owned(),
         false => format!("expires in {}", short(holder.expires_in)),
     };
     format!("held by {}, since {}, {expires}", holder.label, rfc3339(holder.since))

@@ -95,7 +95,7 @@ pub(crate) fn ask(request: &SideRequest) -> Result<String, Failure> {
         return Err(match env::var_os(RUN_ID) {
             Some(_) => Failure::new(
                 UNAVAILABLE,
-                "the `tenure run` around this program has no socket (it has said why)",
+                "the `tenure run` around this program has no socket (it said why at its start)",
             ),
             None => Failure::new(
                 USAGE,
