@@ -328,3 +328,21 @@ async fn a_loss_that_the_guardian_deals_with_before_the_command_has_noticed_it_i
         assert!(events.iter().all(|event| event["event"] != "failed"), "{done:?}");
     }
 }
+
+/// The process group of the command is outside, and has no number inside.
+#[cfg(feature = "sqlite")]
+#[test]
+fn in_a_pid_namespace_a_lost_guardian_is_70_and_nothing_is_left() {
+    let scene = Scene::new();
+    // It leads a group and a session when it is `sleep`.
+    let script = "setsid sleep 6000 & until grep -q sleep /proc/$!/comm; do :; done; kill -9 $PPID; sleep 6000";
+    let args = ["-Urfp", "--mount-proc", crate::scene::TENURE, "--json", "run", "-s", "chat", "--", "sh", "-c", script];
+    let done = Running::start(scene.dress(std::process::Command::new("unshare"), args)).finish();
+    if done.is_said("unshare: ") {
+        eprintln!("SKIPPED: this user may have no namespace: {done:?}");
+        return;
+    }
+    assert_eq!(done.code, 70, "{done:?}");
+    let ended = done.events().pop().unwrap();
+    assert_eq!((&ended["event"], &ended["reason"]), (&"ended".into(), &"guardian_lost".into()), "{done:?}");
+}

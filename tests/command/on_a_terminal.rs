@@ -202,3 +202,18 @@ fn a_pager_beside_cmd_keeps_its_modes_when_cmd_is_killed() {
     scene.wait_for("over");
     assert!(!screen.has(LocalModes::ECHO), "they are the pager's");
 }
+
+/// The process group of the command is outside, and has no number inside.
+#[test]
+fn in_a_pid_namespace_cmd_runs_with_a_terminal_that_is_not_the_commands_to_give() {
+    let scene = Scene::new();
+    let args = ["unshare", "-Urfp", "--mount-proc", crate::scene::TENURE, "-q", "run", "-s", "chat", "--", "echo", "worked"];
+    let mut screen = Screen::start(&scene, &args);
+    let code = screen.exit();
+    if screen.shown().contains("unshare: ") {
+        eprintln!("SKIPPED: this user may have no namespace: {}", screen.shown());
+        return;
+    }
+    assert_eq!(code, 0, "{}", screen.shown());
+    screen.wait_for("worked");
+}

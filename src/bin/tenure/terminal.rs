@@ -23,9 +23,7 @@ use std::{
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use rustix::{
-    process::{
-        Pid, Signal, getpgrp, getpid, kill_current_process_group, kill_process, test_kill_process_group,
-    },
+    process::{Pid, Signal, getpid, kill_current_process_group, kill_process, test_kill_process_group},
     termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp},
 };
 
@@ -35,7 +33,8 @@ use crate::{proc_stat::ProcStat, wire::Group};
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: File,
-    own_group: Pid,
+    /// `None` if it has no number here: in a pid namespace, the group may be outside. The terminal is then never ours.
+    own_group: Option<Pid>,
     lent_to: Option<Pid>,
     /// The modes before CMD had the terminal.
     modes: Option<Termios>,
@@ -48,7 +47,8 @@ impl Terminal {
     pub(crate) fn open() -> Option<Self> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         let is_printed_on = io::stdout().is_terminal();
-        let mut terminal = Self { tty, own_group: getpgrp(), lent_to: None, modes: None, is_printed_on };
+        let own_group = ProcStat::of(std::process::id()).and_then(|stat| Pid::from_raw(stat.group));
+        let mut terminal = Self { tty, own_group, lent_to: None, modes: None, is_printed_on };
         terminal.note_modes();
         Some(terminal)
     }
@@ -67,7 +67,7 @@ impl Terminal {
 
     /// Whether this process has the foreground, and so can give it to CMD.
     pub(crate) fn is_ours(&self) -> bool {
-        tcgetpgrp(&self.tty).is_ok_and(|foreground| foreground == self.own_group)
+        tcgetpgrp(&self.tty).is_ok_and(|foreground| Some(foreground) == self.own_group)
     }
 
     /// The process group that CMD must run in, to have the terminal as it would without this command.
@@ -75,10 +75,9 @@ impl Terminal {
     /// Only one group can have the foreground. When this process shares its group with others (`tenure run … | less`,
     /// or a script), these need the foreground, too, and Ctrl-C is for all of them. CMD then joins the group.
     pub(crate) fn group_for_program(&self) -> Group {
-        if self.is_ours() && is_shared(self.own_group) {
-            Group::Shared(self.own_group.as_raw_pid().unsigned_abs())
-        } else {
-            Group::Own
+        match self.own_group.filter(|group| self.is_ours() && is_shared(*group)) {
+            Some(group) => Group::Shared(group.as_raw_pid().unsigned_abs()),
+            None => Group::Own,
         }
     }
 
@@ -95,11 +94,11 @@ impl Terminal {
     /// Takes the foreground back from CMD's group, or from a group that has no processes any more. Never takes it from
     /// other groups, such as the shell's after `bg`.
     pub(crate) fn take_back(&mut self) {
-        let Some(borrower) = self.lent_to.take() else { return };
+        let (Some(borrower), Some(own_group)) = (self.lent_to.take(), self.own_group) else { return };
         let Ok(foreground) = tcgetpgrp(&self.tty) else { return };
         if foreground == borrower || test_kill_process_group(foreground).is_err() {
             // The terminal may just have been hung up.
-            let _ = self.set_foreground(self.own_group);
+            let _ = self.set_foreground(own_group);
         }
     }
 

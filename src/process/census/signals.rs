@@ -4,12 +4,10 @@ use std::{collections::HashSet, io};
 
 use rustix::{
     io::Errno,
-    process::{
-        Pid, PidfdFlags, Signal, getpgrp, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
-    },
+    process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal},
 };
 
-use super::Census;
+use super::{Census, own_pid};
 use crate::process::{Member, ProcessIdentity, table::ProcessEntry};
 
 impl Census {
@@ -43,7 +41,8 @@ impl Census {
     /// Whether a group of the tree may be signalled as a whole: this process is not in it, and no process that may live
     /// on can be in it.
     pub(super) fn is_ours_alone(&self, group: i32) -> bool {
-        group != getpgrp().as_raw_pid() && self.leave.is_empty()
+        // Not `getpgrp` of rustix: in a pid namespace the own group may be outside and have no number.
+        self.leave.is_empty() && ProcessEntry::read(own_pid()).is_some_and(|own| own.group != group)
     }
 
     /// Sends a signal to one member, and not to its group.
