@@ -395,6 +395,42 @@ mod on_a_file {
         assert_eq!(seen.failures, 1, "{:?}", seen.findings);
     }
 
+    /// Not only slow: no commit can succeed, so no lease can be held.
+    #[test]
+    fn a_full_disk_is_a_failure_and_no_trial_says_otherwise() {
+        let scene = Scene::new();
+        fs::create_dir(scene.path("small")).unwrap();
+        let script = "mount -t tmpfs -o size=200k tmpfs $dir/small || exit 99
+            url=sqlite://$dir/small/t.db
+            \"$TENURE\" -q --database $url run -s held -- sleep 6000 &
+            until [ \"$($TENURE --database $url status -s held | grep running)\" ]; do sleep 0.02; done
+            cat /dev/zero > $dir/small/fill
+            \"$TENURE\" --database $url --json doctor --for 50ms; code=$?; kill $!; wait; exit $code";
+        let mut shell =
+            scene.dress(std::process::Command::new("unshare"), ["-Urm", "sh", "-c", script]);
+        shell.env("TENURE", crate::scene::TENURE);
+        let done = crate::scene::Running::start(shell).finish();
+        if done.code == 99 || done.is_said("unshare: ") {
+            eprintln!("SKIPPED: this user may not mount anything: {done:?}");
+            return;
+        }
+        let seen = Seen::in_answer(&done);
+        assert_eq!((seen.code, seen.verdict.as_str()), (69, "fail"), "{:?}", seen.findings);
+        seen.assert("commit", "fail", "free some disk space");
+        assert!(!seen.findings.contains_key("trial"), "{:?}", seen.findings);
+    }
+
+    /// The same of a limit on the size of files, where SQLite reports another error.
+    #[tokio::test]
+    async fn a_limit_on_the_size_of_files_is_a_failure() {
+        let (scene, backend) = (Scene::new(), SqliteBackend::start().await);
+        let script = "trap '' XFSZ; ulimit -f 1; exec \"$TENURE\" --json doctor --for 50ms";
+        let mut shell = scene.dress(std::process::Command::new("sh"), ["-c", script]);
+        shell.env("TENURE", crate::scene::TENURE).env("TENURE_DATABASE_URL", backend.url());
+        let seen = Seen::in_answer(&crate::scene::Running::start(shell).finish());
+        assert_eq!((seen.code, seen.verdict.as_str()), (69, "fail"), "{:?}", seen.findings);
+    }
+
     #[test]
     fn a_look_longer_than_an_hour_is_wrong_usage() {
         let scene = Scene::new();

@@ -94,13 +94,25 @@ async fn examine_writes(sqlite: &mut SqliteConnection, file: &DatabaseFile) -> V
     if let Err(failure) = accept_writes(sqlite).await {
         return vec![failed("permissions", failure)];
     }
-    let commits = measure_commits(sqlite).await.unwrap_or_else(|failure| failed("commit", failure));
+    let commits = match measure_commits(sqlite).await {
+        Ok(commits) => commits,
+        // The trial commits nothing. So it could succeed even now, on a full disk for example.
+        Err(failure) => return vec![failed("commit", failure)],
+    };
     let trial = try_a_row(sqlite).await.unwrap_or_else(|failure| match failure {
-        swallowed @ Failure::Swallowed(_) => failed("trial", swallowed),
         // A trigger may have refused only this row, because of its key.
-        other => Finding::warning("trial", other.in_file(file).to_string(), REFUSED),
+        passing if may_pass(&passing) => {
+            Finding::warning("trial", passing.in_file(file).to_string(), REFUSED)
+        }
+        other => failed("trial", other),
     });
     vec![commits, trial]
+}
+
+/// Whether a lease may be granted although a write of the examination failed: it met another connection's lock, or the
+/// content of its row was refused.
+fn may_pass(failure: &Failure) -> bool {
+    failure.is_busy() || failure.is_rejection()
 }
 
 /// What the first run would find if there is no file yet.
@@ -184,6 +196,9 @@ const GREATEST_LOG: u64 = 64 * 1024 * 1024;
 
 /// Measures commits, each of which inserts and deletes a row. As with every write, no other connection can write during
 /// these few milliseconds.
+///
+/// # Errors
+/// No commit can succeed now, for example because the disk is full.
 async fn measure_commits(sqlite: &mut SqliteConnection) -> Result<Finding, Failure> {
     const COMMIT: &str = "BEGIN IMMEDIATE; \
         INSERT INTO tenure_migration (version, compatible_from, applied_at) VALUES (1000000, 1, 0); \
@@ -195,11 +210,15 @@ async fn measure_commits(sqlite: &mut SqliteConnection) -> Result<Finding, Failu
         let sent = SystemClock.now();
         if let Err(error) = sqlx::raw_sql(COMMIT).execute(&mut *sqlite).await {
             let _ = sqlx::raw_sql("ROLLBACK").execute(sqlite).await;
+            let (text, failure) = (error.to_string(), Failure::from(error));
+            if !may_pass(&failure) {
+                return Err(failure);
+            }
             return Ok(Finding::warning(
                 "commit",
-                error.to_string(),
-                "a grant and a renewal wait for the same lock and the same disk: look for a process that keeps a write \
-                 transaction open, and at the space on the disk",
+                text,
+                "a grant and a renewal wait for the same lock: look for a process that keeps a write transaction open, \
+                 and at the triggers of the tables",
             ));
         }
         taken.push(SystemClock.now().saturating_since(sent));
@@ -229,8 +248,11 @@ async fn try_a_row(sqlite: &mut SqliteConnection) -> Result<Finding, Failure> {
         let done = sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *sqlite).await;
         written = written.and_then(|written| Ok(written + done?.rows_affected()));
     }
-    sqlx::raw_sql("ROLLBACK").execute(&mut *sqlite).await?;
-    match written.map_err(Failure::Sql)? {
+    let undone = sqlx::raw_sql("ROLLBACK").execute(&mut *sqlite).await;
+    // After some errors SQLite has rolled back already, and refuses to do it again.
+    let written = written.map_err(Failure::Sql)?;
+    undone?;
+    match written {
         3 => Ok(Finding::fine("trial", "a row was written, changed, removed, and all of it taken back")),
         _ => Err(Failure::Swallowed(swallow::suspects(sqlite).await?.unwrap_or_default())),
     }

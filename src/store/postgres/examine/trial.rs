@@ -10,6 +10,7 @@ pub(super) async fn of_the_table(visit: &mut Visit<'_>) -> Finding {
     match is_written(visit).await {
         Ok(true) => Finding::fine("trial", "a row was written, changed, removed, and all of it taken back"),
         Ok(false) => Finding::failure("trial", swallowed(visit).await.unwrap_or_else(|error| error)),
+        Err(error @ StoreError::Unavailable { .. }) => Finding::failure("trial", error),
         // A trigger may have refused only this row, because of its key.
         Err(error) => Finding::warning("trial", error.to_string(), ADVICE),
     }
