@@ -125,6 +125,24 @@ fn what_a_killed_run_has_left_is_swept_by_the_next_and_that_of_a_living_one_is_n
     support::wait_until("nothing but the notes is left", || sockets() == 1);
 }
 
+/// CMD may go anywhere and still reach its run; and nothing is put into the working directory.
+#[cfg(feature = "sqlite")]
+#[test]
+fn an_empty_or_relative_directory_for_the_socket_is_no_directory() {
+    for (runtime, temporary) in [(None, ""), (None, "runtime"), (Some(""), "runtime"), (Some("runtime"), "")] {
+        let scene = Scene::new();
+        let script = "echo $TENURE_SOCKET; ls runtime; cd /; $TENURE phase x; $TENURE status -s chat | wc -l";
+        let mut command = scene.tenure(["-q", "run", "-s", "chat", "--", "sh", "-c", script]);
+        command.env_remove("XDG_RUNTIME_DIR").envs(runtime.map(|path| ("XDG_RUNTIME_DIR", path)));
+        command.env("TMPDIR", temporary);
+        let done = Running::start(command).finish();
+        let text = done.text();
+        let [socket, lines] = text.lines().collect::<Vec<_>>()[..] else { panic!("{done:?}") };
+        assert!(socket.starts_with("/tmp/tenure-") && lines.trim() != "0", "{done:?}");
+        assert!(done.stderr.is_empty(), "{done:?}");
+    }
+}
+
 /// A relative path is one of the directory that the run was started in.
 #[cfg(feature = "sqlite")]
 #[test]

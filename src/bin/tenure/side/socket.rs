@@ -47,10 +47,8 @@ impl SideSocket {
     /// Creates the socket. Needs a tokio runtime. The error says why there is no socket.
     pub(crate) fn open(run: &tenure::Run) -> (Self, Option<io::Error>) {
         let name = format!("{PREFIX}{}", run.run_id().as_uuid().simple());
-        // XDG_RUNTIME_DIR may be another user's after `su`, may not exist in a job of a scheduler, or may be too long.
-        let parents = [env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), Some(env::temp_dir())];
         let mut why = None;
-        for parent in parents.into_iter().flatten() {
+        for parent in parents() {
             sweep(&parent);
             // A sweep of another run may remove the new directory before it is locked. So there is a second try.
             let directory = parent.join(&name);
@@ -118,6 +116,16 @@ impl BoundSocket {
         let listener = UnixListener::bind(&socket)?;
         Ok(Self { listener, inode: fs::symlink_metadata(&socket)?.ino(), _lock: lock })
     }
+}
+
+/// The directories in which the socket may be, the best one first.
+///
+/// XDG_RUNTIME_DIR may be another user's after `su`, may not exist in a job of a scheduler, or may be too long. A
+/// variable that is empty or has a relative path is ignored: CMD may have another working directory.
+fn parents() -> impl Iterator<Item = PathBuf> {
+    let absolute = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let temporary = absolute("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
+    absolute("XDG_RUNTIME_DIR").into_iter().chain([temporary])
 }
 
 /// Removes the sockets of killed runs from a directory.
