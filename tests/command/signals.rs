@@ -203,3 +203,22 @@ fn whoever_signals_the_guardian_too_and_is_no_service_manager_has_not_told_cmd()
     run.signal(Signal::TERM);
     assert_eq!(run.finish().code, 3);
 }
+
+/// In an orphaned group the kernel ignores a signal to stop, since no shell could continue the group.
+#[cfg(feature = "sqlite")]
+#[test]
+fn a_command_that_cannot_be_stopped_does_not_say_that_it_is_and_cmd_goes_on() {
+    let scene = Scene::new();
+    // It starts no process: a shell that waits for one to begin cannot be stopped itself.
+    let script = "trap ': > $dir/continued' CONT; : > $dir/ready; until [ -e $dir/continued ]; do :; done";
+    let args = [crate::scene::TENURE, "--json", "run", "-s", "chat", "--", "sh", "-c", script];
+    let mut command = scene.undirected(std::process::Command::new("setsid"), args);
+    command.stdin(std::process::Stdio::null());
+    let run = Running::start(command);
+    scene.wait_for("ready");
+    run.signal(Signal::TSTP);
+    let done = run.finish();
+    assert_eq!(done.code, 0, "{done:?}");
+    let said: Vec<_> = done.events().iter().map(|event| event["event"].clone()).collect();
+    assert_eq!(said, ["acquired", "ended"], "{done:?}");
+}

@@ -104,7 +104,7 @@ impl Terminal {
 
     /// Called when CMD, in a group of its own, has stopped. Takes the foreground back and stops this process and its
     /// group, as Ctrl-Z does. Returns when this process was continued; [`is_ours`](Self::is_ours) then says whether in
-    /// the foreground. Returns at once if no process could continue this one.
+    /// the foreground.
     pub(crate) fn follow_stop(&mut self) {
         self.take_back();
         suspend_group();
@@ -141,17 +141,28 @@ impl Drop for Terminal {
 
 /// Whether this process shares its group with other processes.
 fn is_shared(group: Pid) -> bool {
-    let pids = fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| {
-        let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-        Some(pid).filter(|pid| *pid != std::process::id())
-    });
-    // A zombie does not use the terminal any more.
-    let mut others = pids.filter_map(ProcStat::of).filter(|stat| stat.state != 'Z');
-    others.any(|other| other.group == group.as_raw_pid())
+    members(group.as_raw_pid()).any(|(pid, _)| pid != std::process::id())
 }
 
-/// Stops this process, as SIGTSTP would if it were not blocked. The kernel does not stop a process that no other
-/// process could continue: process 1, or a process in a group without a shell.
+/// The processes of a group. A zombie is none: it does not use the terminal any more.
+fn members(group: i32) -> impl Iterator<Item = (u32, ProcStat)> {
+    let pids = fs::read_dir("/proc").into_iter().flatten();
+    let pids = pids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let processes = pids.filter_map(|pid| Some((pid, ProcStat::of(pid)?)));
+    processes.filter(move |(_, stat)| stat.group == group && stat.state != 'Z')
+}
+
+/// Whether SIGTSTP can stop this process. The kernel does not stop a process that no other process could continue:
+/// process 1, or one in an orphaned group. In an orphaned group, no process has a parent in another group of the
+/// session.
+pub(crate) fn can_be_stopped() -> bool {
+    let pid = std::process::id();
+    let Some(own) = ProcStat::of(pid) else { return true };
+    let is_shell = |parent: ProcStat| parent.group != own.group && parent.session == own.session;
+    pid != 1 && members(own.group).any(|(_, member)| ProcStat::of(member.parent).is_some_and(is_shell))
+}
+
+/// Stops this process, as SIGTSTP would if it were not blocked.
 pub(crate) fn suspend_alone() {
     let _ = kill_process(getpid(), Signal::TSTP);
     let_be_stopped();

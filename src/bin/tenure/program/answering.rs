@@ -50,10 +50,11 @@ impl Program<'_> {
         }
         match self.group {
             Group::Own => self.is_to_suspend = true,
-            Group::Shared(_) => {
+            Group::Shared(_) if terminal::can_be_stopped() => {
                 self.tell_suspended();
                 terminal::suspend_alone();
             }
+            Group::Shared(_) => {}
         }
     }
 
@@ -73,7 +74,7 @@ impl Program<'_> {
         }
     }
 
-    /// Stops this command after CMD has stopped. After `fg`, CMD is continued only if the lease is still held.
+    /// Stops this command after CMD has stopped, unless nobody could continue it. After `fg`, CMD is continued only if the lease is still held.
     pub(super) fn follow_into_stop(&mut self) {
         // Without a terminal, whoever stopped only CMD will continue it.
         let is_told = std::mem::take(&mut self.is_to_suspend);
@@ -81,10 +82,12 @@ impl Program<'_> {
         if self.is_stopping || self.group != Group::Own || !(is_told || self.terminal.is_some()) {
             return;
         }
-        self.tell_suspended();
-        match &mut self.terminal {
-            Some(terminal) => terminal.follow_stop(),
-            None => terminal::suspend_alone(),
+        if terminal::can_be_stopped() {
+            self.tell_suspended();
+            match &mut self.terminal {
+                Some(terminal) => terminal.follow_stop(),
+                None => terminal::suspend_alone(),
+            }
         }
         self.resume();
     }
