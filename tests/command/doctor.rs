@@ -406,8 +406,7 @@ mod on_a_file {
             until [ \"$($TENURE --database $url status -s held | grep running)\" ]; do sleep 0.02; done
             cat /dev/zero > $dir/small/fill
             \"$TENURE\" --database $url --json doctor --for 50ms; code=$?; kill $!; wait; exit $code";
-        let mut shell =
-            scene.dress(std::process::Command::new("unshare"), ["-Urm", "sh", "-c", script]);
+        let mut shell = scene.dress(std::process::Command::new("unshare"), ["-Urm", "sh", "-c", script]);
         shell.env("TENURE", crate::scene::TENURE);
         let done = crate::scene::Running::start(shell).finish();
         if done.code == 99 || done.is_said("unshare: ") {

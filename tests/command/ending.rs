@@ -335,8 +335,21 @@ async fn a_loss_that_the_guardian_deals_with_before_the_command_has_noticed_it_i
 fn in_a_pid_namespace_a_lost_guardian_is_70_and_nothing_is_left() {
     let scene = Scene::new();
     // It leads a group and a session when it is `sleep`.
-    let script = "setsid sleep 6000 & until grep -q sleep /proc/$!/comm; do :; done; kill -9 $PPID; sleep 6000";
-    let args = ["-Urfp", "--mount-proc", crate::scene::TENURE, "--json", "run", "-s", "chat", "--", "sh", "-c", script];
+    let script =
+        "setsid sleep 6000 & until grep -q sleep /proc/$!/comm; do :; done; kill -9 $PPID; sleep 6000";
+    let args = [
+        "-Urfp",
+        "--mount-proc",
+        crate::scene::TENURE,
+        "--json",
+        "run",
+        "-s",
+        "chat",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
     let done = Running::start(scene.dress(std::process::Command::new("unshare"), args)).finish();
     if done.is_said("unshare: ") {
         eprintln!("SKIPPED: this user may have no namespace: {done:?}");

@@ -129,7 +129,8 @@ fn what_a_killed_run_has_left_is_swept_by_the_next_and_that_of_a_living_one_is_n
 #[cfg(feature = "sqlite")]
 #[test]
 fn an_empty_or_relative_directory_for_the_socket_is_no_directory() {
-    for (runtime, temporary) in [(None, ""), (None, "runtime"), (Some(""), "runtime"), (Some("runtime"), "")] {
+    for (runtime, temporary) in [(None, ""), (None, "runtime"), (Some(""), "runtime"), (Some("runtime"), "")]
+    {
         let scene = Scene::new();
         let script = "echo $TENURE_SOCKET; ls runtime; cd /; $TENURE phase x; $TENURE status -s chat | wc -l";
         let mut command = scene.tenure(["-q", "run", "-s", "chat", "--", "sh", "-c", script]);

@@ -65,6 +65,48 @@ fn ttl_holder_and_account_can_be_set_in_the_environment() {
 
 #[cfg(feature = "sqlite")]
 #[test]
+fn an_empty_variable_is_not_set() {
+    let scene = Scene::new();
+    let mut command = scene.tenure(["--json", "run", "-s", "x", "--", "true"]);
+    for name in ["TENURE_TTL", "TENURE_HOLDER", "TENURE_ACCOUNT", "TENURE_SOCKET", "TENURE_RUN_ID"] {
+        command.env(name, "");
+    }
+    let done = Running::start(command).finish();
+    assert_eq!(done.code, 0, "{done:?}");
+    let acquired = &done.events()[0];
+    assert_eq!((&acquired["ttl_ms"], &acquired["account"]), (&30_000.into(), &"local".into()));
+    assert!(acquired["holder"].as_str().is_some_and(|holder| holder.contains('@')), "{acquired}");
+}
+
+#[test]
+fn a_wrong_value_of_a_variable_is_an_error_of_that_variable() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let scene = Scene::new();
+    let said = |name: &str, value: &[u8], args: &[&str]| {
+        let mut command = scene.tenure(args);
+        command.env(name, std::ffi::OsStr::from_bytes(value));
+        let done = Running::start(command).finish();
+        assert_eq!(done.code, 64, "{done:?}");
+        done.stderr.join("\n")
+    };
+    let run = ["run", "-s", "x", "--", "true"];
+    for (name, value) in [
+        ("TENURE_TTL", &b"foo"[..]),
+        ("TENURE_TTL", b"\xff"),
+        ("TENURE_HOLDER", b"\xff"),
+        ("TENURE_ACCOUNT", b"\xff"),
+        ("TENURE_DATABASE_URL", b"\xff"),
+    ] {
+        let said = said(name, value, &run);
+        assert!(said.contains(name) && !said.contains("'--ttl"), "{said}");
+    }
+    let by_option = said("TENURE_TTL", b"2m", &["run", "-s", "x", "--ttl=foo", "--", "true"]);
+    assert!(by_option.contains("'--ttl") && !by_option.contains("TENURE_TTL"), "{by_option}");
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
 fn events_to_a_dash_are_events_on_stderr() {
     let scene = Scene::new();
     let done = scene.output(["--json", "run", "-s", "x", "--events", "-", "--", "sh", "-c", "echo here >&2"]);

@@ -207,7 +207,19 @@ fn a_pager_beside_cmd_keeps_its_modes_when_cmd_is_killed() {
 #[test]
 fn in_a_pid_namespace_cmd_runs_with_a_terminal_that_is_not_the_commands_to_give() {
     let scene = Scene::new();
-    let args = ["unshare", "-Urfp", "--mount-proc", crate::scene::TENURE, "-q", "run", "-s", "chat", "--", "echo", "worked"];
+    let args = [
+        "unshare",
+        "-Urfp",
+        "--mount-proc",
+        crate::scene::TENURE,
+        "-q",
+        "run",
+        "-s",
+        "chat",
+        "--",
+        "echo",
+        "worked",
+    ];
     let mut screen = Screen::start(&scene, &args);
     let code = screen.exit();
     if screen.shown().contains("unshare: ") {

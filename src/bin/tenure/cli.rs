@@ -1,12 +1,12 @@
 //! The command line: its options and subcommands, and the text of `--help`.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use tenure::{RunId, diagnosis::Examination};
 
 /// Hold a session while a program runs: at most one run per session, across terminals and machines.
@@ -256,6 +256,23 @@ fn examination(text: &str) -> Result<Duration, String> {
     })
 }
 
+impl Cli {
+    /// Reads the command line of this process. An empty variable counts as one that is not set.
+    ///
+    /// [`Database::of`](crate::database::Database::of) refuses an empty URL, and so it is not ignored here.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+        let ignoring = |arg: clap::Arg| match arg.get_env() {
+            Some(name) if is_empty(name) && arg.get_id() != "database" => arg.env(None),
+            _ => arg,
+        };
+        let definition = Self::command().mut_args(ignoring);
+        let mut definition = definition.mut_subcommands(|command| command.mut_args(ignoring));
+        let mut matches = definition.try_get_matches_from_mut(std::env::args_os())?;
+        Self::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition))
+    }
+}
+
 impl RunArgs {
     /// The file or descriptor that events go to instead of stderr.
     #[cfg(target_os = "linux")]
@@ -297,8 +314,6 @@ pub(crate) fn wanted_output(args: impl Iterator<Item = OsString>) -> WantedOutpu
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

@@ -55,7 +55,6 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Parser as _;
 use tenure::limits::Need;
 use tracing::level_filters::LevelFilter;
 
@@ -77,7 +76,7 @@ fn main() -> ExitCode {
         tell(&Failure::new(UNAVAILABLE, shortage), asked.json, asked.has_events);
         return ExitCode::from(UNAVAILABLE);
     }
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => {
             let args: Vec<_> = std::env::args_os().skip(1).collect();

@@ -1,6 +1,6 @@
 //! Tips for mistakes on the command line: what was probably meant. A command line that follows its tip works.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::{
     Command, CommandFactory as _,
@@ -18,6 +18,11 @@ pub(crate) fn advise(mut error: clap::Error, args: &[OsString]) -> clap::Error {
     let tip = match error.kind() {
         ErrorKind::UnknownArgument => unknown_argument(&mut error, &words),
         ErrorKind::MissingRequiredArgument => missing(&words),
+        ErrorKind::ValueValidation => {
+            blame_variable(&mut error, &words);
+            None
+        }
+        ErrorKind::InvalidUtf8 => return unreadable_variable().unwrap_or(error),
         _ => None,
     };
     if let Some(tip) = tip {
@@ -50,6 +55,36 @@ fn unknown_argument(error: &mut clap::Error, words: &[&str]) -> Option<String> {
         let equals = if before.starts_with("--") { "=" } else { "" };
         format!("a value that begins with a dash is written in one word: {before}{equals}{unknown}")
     })
+}
+
+/// Names the variable that a wrong value is from, if the option that it stands in for is not given.
+fn blame_variable(error: &mut clap::Error, words: &[&str]) {
+    let Some(ContextValue::String(invalid)) = error.get(ContextKind::InvalidArg) else { return };
+    let is_given =
+        |arg: &clap::Arg| words.iter().any(|word| is_named(arg, word.split('=').next().unwrap_or(word)));
+    let variable = with_variables().into_iter().find(|arg| arg.to_string() == *invalid && !is_given(arg));
+    if let Some(name) = variable.and_then(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())) {
+        error.insert(ContextKind::InvalidArg, ContextValue::String(name));
+    }
+}
+
+/// The error about a variable that is not UTF-8, if there is one.
+fn unreadable_variable() -> Option<clap::Error> {
+    let is_unreadable = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.to_str().is_none());
+    let name = with_variables()
+        .iter()
+        .find_map(|arg| Some(arg.get_env().filter(|name| is_unreadable(name))?.to_owned()))?;
+    let message = format!("the value of the variable {} is not UTF-8", name.to_string_lossy());
+    Some(Cli::command().error(ErrorKind::InvalidUtf8, message))
+}
+
+/// All options that a variable can stand in for.
+fn with_variables() -> Vec<clap::Arg> {
+    let mut cli = Cli::command();
+    // Only then can its options be shown.
+    cli.build();
+    let of_commands = cli.get_subcommands().flat_map(Command::get_arguments);
+    cli.get_arguments().chain(of_commands).filter(|arg| arg.get_env().is_some()).cloned().collect()
 }
 
 fn missing(words: &[&str]) -> Option<String> {

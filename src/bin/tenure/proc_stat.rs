@@ -38,7 +38,9 @@ mod tests {
     fn a_name_cannot_pass_for_fields() {
         let stat = ProcStat::parse(b"41 (a) Z 1 2 (\xff)) T 40 39 38 0 -1").unwrap();
         assert_eq!((stat.state, stat.parent, stat.group, stat.session), ('T', 40, 39, 38));
-        for garbled in [&b""[..], b"41 (sh)", b"41 (sh) S", b"41 (sh) S 1", b"41 (sh) S 1 2", b"41 (sh) S 1 x 3"] {
+        for garbled in
+            [&b""[..], b"41 (sh)", b"41 (sh) S", b"41 (sh) S 1", b"41 (sh) S 1 2", b"41 (sh) S 1 x 3"]
+        {
             assert!(ProcStat::parse(garbled).is_none(), "{garbled:?}");
         }
     }

@@ -13,6 +13,7 @@ pub(crate) mod socket;
 
 use std::{
     env,
+    ffi::OsString,
     io::{self, Read as _, Write as _},
     net::Shutdown,
     os::unix::net::UnixStream,
@@ -86,13 +87,18 @@ impl SideReply {
 
 /// Whether a `tenure run` is around this process.
 pub(crate) fn is_inside() -> bool {
-    env::var_os(SOCKET).is_some() || env::var_os(RUN_ID).is_some()
+    variable(SOCKET).is_some() || variable(RUN_ID).is_some()
+}
+
+/// A variable of the environment. An empty one counts as one that is not set.
+fn variable(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
 }
 
 /// Asks the run around this process. The failure names no remedy, because the remedy depends on the request.
 pub(crate) fn ask(request: &SideRequest) -> Result<String, Failure> {
-    let Some(socket) = env::var_os(SOCKET) else {
-        return Err(match env::var_os(RUN_ID) {
+    let Some(socket) = variable(SOCKET) else {
+        return Err(match variable(RUN_ID) {
             Some(_) => Failure::new(
                 UNAVAILABLE,
                 "the `tenure run` around this program has no socket (it said why at its start)",
