@@ -31,7 +31,8 @@ pub(super) fn unknown_scheme(scheme: &str) -> String {
     ];
     let enabled = enabled.join(" or ");
     // A text that cannot be a scheme may be part of a password, so it is not shown.
-    match scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char)) {
+    let is_scheme = scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char));
+    match is_scheme && !scheme.is_empty() {
         true => format!("{scheme:?} is not a scheme of an enabled backend; use {enabled}"),
         false => format!("it does not begin with a scheme; use {enabled}"),
     }

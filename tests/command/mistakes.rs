@@ -14,6 +14,8 @@ fn a_mistake_on_the_command_line_names_its_remedy() {
         (&["stop", "-s", "x", "--run", "nope"], 64, "UUID"),
         (&["--database", "foo.db", "list"], 78, "sqlite://foo.db"),
         (&["--database", "/var/lib/foo", "list"], 78, "sqlite:///var/lib/foo"),
+        (&["--database", "foo", "list"], 78, "does not begin with a scheme"),
+        (&["run", "-s", "x", "--reason", "y", "--", "true"], 64, "is an option of 'tenure stop'"),
         (&["run", "-s", "x", "--events", "9", "--", "true"], 64, "descriptor 9 is not open"),
         (&["run", "-s", "x", "--events", "/no/dir/x", "--", "true"], 64, "/no/dir/x cannot be written"),
         (&["man", "nothing"], 64, "--help"),
@@ -152,6 +154,17 @@ fn every_command_shows_an_example_and_completions_and_pages_are_made_by_the_comm
     }
 }
 
+#[test]
+fn without_arguments_the_help_is_as_it_was_asked_for() {
+    let scene = Scene::new();
+    let (asked, unasked) = (scene.output(["--help"]).text(), scene.output::<&str>([]));
+    assert_eq!(unasked.code, 64, "{unasked:?}");
+    let url =
+        |text: &str| text.split_whitespace().find(|word| word.starts_with("postgres://")).map(str::to_owned);
+    assert_eq!(url(&unasked.stderr.join("\n")), url(&asked), "{unasked:?}");
+    assert!(url(&asked).is_some_and(|url| !url.contains('*')), "{asked}");
+}
+
 /// On a terminal it colours its log.
 #[cfg(feature = "sqlite")]
 #[test]
@@ -174,5 +187,27 @@ async fn a_server_without_encryption_is_named_in_plain_words() {
     for mode in ["require", "verify-full&sslrootcert=system"] {
         let done = scene.output(["--database", &format!("{}?sslmode={mode}", database.url()), "list"]);
         assert!(done.code == 69 && done.is_said("offers no encryption"), "{done:?}");
+        let text = done.stderr.join("\n");
+        assert_eq!((text.matches("sslmode=").count(), done.is_said("sslmode=disable")), (1, true), "{text}");
+    }
+}
+
+/// The reader gets the remedy for the URL that he gave.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_file_that_may_not_be_written_names_the_mode_only_where_it_is_the_reason() {
+    use crate::support::{backend::Reachable as _, sqlite_backend::SqliteBackend};
+
+    let (scene, backend) = (Scene::new(), SqliteBackend::start().await);
+    let url = backend.url();
+    let path = url.trim_start_matches("sqlite://");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o444)).unwrap();
+    for (mode, is_named) in [("", false), ("?mode=rw", false), ("?mode=ro", true)] {
+        let url = format!("{url}{mode}");
+        let args = ["--database", &url, "run", "-s", "x", "--", "true"];
+        let (command, _program) = crate::scene::unprivileged(&scene, &args);
+        let done = Running::start(command).finish();
+        assert_eq!(done.code, 69, "{done:?}");
+        assert_eq!(done.is_said("mode=ro"), is_named, "{done:?}");
     }
 }

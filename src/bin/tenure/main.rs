@@ -55,6 +55,7 @@ use std::{
     process::ExitCode,
 };
 
+use clap::error::ErrorKind;
 use tenure::limits::Need;
 use tracing::level_filters::LevelFilter;
 
@@ -184,7 +185,11 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 /// Prints what is wrong with the command line, with passwords masked, or the help that was asked for.
 fn answer(error: &clap::Error) {
     let text = error.render().to_string();
-    let shown = masking::without_passwords(&text);
+    // Help quotes no argument, and its own example of a URL is to be shown whole.
+    let shown = match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => text.clone(),
+        _ => masking::without_passwords(&text),
+    };
     let asked = cli::wanted_output(std::env::args_os().skip(1));
     if error.use_stderr() && asked.json {
         let failure = Failure::usage(&shown);

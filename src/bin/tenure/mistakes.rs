@@ -50,11 +50,27 @@ fn unknown_argument(error: &mut clap::Error, words: &[&str]) -> Option<String> {
             .then(|| format!("name the session with -s: tenure {name} -s {unknown}"));
     }
     let before = words.get(at.checked_sub(1)?)?;
-    takes_value(&cli, command, before).then(|| {
+    if takes_value(&cli, command, before) {
         error.remove(ContextKind::SuggestedArg);
         let equals = if before.starts_with("--") { "=" } else { "" };
-        format!("a value that begins with a dash is written in one word: {before}{equals}{unknown}")
-    })
+        return Some(format!(
+            "a value that begins with a dash is written in one word: {before}{equals}{unknown}"
+        ));
+    }
+    if let Some(other) = cli.get_subcommands().find(|other| has_option(other, &unknown)) {
+        error.remove(ContextKind::SuggestedArg);
+        return Some(format!("'{unknown}' is an option of 'tenure {}'", other.get_name()));
+    }
+    // clap takes `--reason` and `--json` for similar.
+    let initial = |option: &str| option.trim_start_matches('-').chars().next();
+    let is_near = match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(near)) => initial(near) == initial(&unknown),
+        _ => true,
+    };
+    if !is_near {
+        error.remove(ContextKind::SuggestedArg);
+    }
+    None
 }
 
 /// Names the variable that a wrong value is from, if the option that it stands in for is not given.
@@ -178,13 +194,16 @@ mod tests {
             #[cfg(target_os = "linux")]
             ("run a true", "tenure run -s a -- CMD"),
             ("status --sesion x", "'--session'"),
+            ("status -s x --reason", "'--reason' is an option of 'tenure stop'"),
+            #[cfg(target_os = "linux")]
+            ("list -E 3", "'-E' is an option of 'tenure run'"),
             ("stat", "'status'"),
         ] {
             let said = said(line);
             assert!(said.contains(tip), "{line}: {said}");
             assert!(said.matches("tip:").count() <= 1 && !said.contains("use '--"), "{line}: {said}");
         }
-        for line in ["list x", "status -s a --nonsense-of-mine", "sweep -x"] {
+        for line in ["list x", "status -s a --nonsense-of-mine", "list --kson", "sweep -x"] {
             assert!(!said(line).contains("tip:"), "{}", said(line));
         }
         for line in ["status -s-x", "status --session=-x", "stop -s x --reason=-x"] {

@@ -24,12 +24,6 @@ const SLOTS: &str = "no connection is left: end some that are idle, raise max_co
     ROLE … CONNECTION LIMIT) or the database's (ALTER DATABASE … CONNECTION LIMIT), or put a PgBouncer in between; \
     `tenure doctor` shows what is used";
 
-/// The driver's message when a server refuses to encrypt.
-const NO_TLS: &str = "server does not support TLS";
-
-const WITHOUT_TLS: &str = "turn TLS on at the server (its setting ssl), or, if nobody can listen on the way to it, use \
-    sslmode=disable";
-
 /// Whether to send the same statement again. After a serialization failure or a deadlock it is likely to succeed.
 pub(super) fn is_retried(error: &Error) -> bool {
     matches!(code(error).as_deref(), Some("40001" | "40P01"))
@@ -82,9 +76,6 @@ pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) 
         Some("53300") => StoreError::Unavailable { location, detail: format!("{detail}; {SLOTS}") },
         Some(_) => on_use(error, &server.location, &server.naming),
         None if matches!(error, Error::Configuration(_)) => StoreError::Url { detail },
-        None if matches!(&error, Error::Tls(error) if error.to_string() == NO_TLS) => {
-            StoreError::Unavailable { location, detail: format!("{detail}; {WITHOUT_TLS}") }
-        }
         None => StoreError::Unavailable { location, detail },
     }
 }
@@ -225,7 +216,10 @@ fn wants_tls(message: &str) -> bool {
 fn tls_remedy(words: &str) -> Option<&'static str> {
     let is_said = |one: &str| words.contains(one);
     if is_said("does not support TLS") {
-        Some("the server offers no encryption: switch it on there (ssl = on), or use sslmode=prefer")
+        Some(
+            "the server offers no encryption: switch it on there (ssl = on), or, if nobody can listen on the way to it, \
+             use sslmode=disable",
+        )
     } else if is_said("UnknownIssuer") {
         Some(
             "no trusted authority has signed the server's certificate: name the one that has with sslrootcert=FILE",

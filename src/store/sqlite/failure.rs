@@ -1,6 +1,6 @@
 //! Turns SQLite's errors into the errors of the contract.
 
-use super::file::{DatabaseFile, unusable};
+use super::file::{Access, DatabaseFile, unusable};
 use crate::{
     limits,
     store::{StoreError, schema::Unfit},
@@ -140,9 +140,10 @@ fn sql(error: &sqlx::Error, file: &DatabaseFile) -> StoreError {
         }
         Some(code::READONLY | code::PERM | code::AUTH) => StoreError::PermissionDenied {
             location,
-            detail: format!(
-                "{message}; open it without mode=ro, and let this user write the file and its directory"
-            ),
+            detail: match file.access() {
+                Access::ReadOnly => format!("{message}; open it without mode=ro"),
+                _ => format!("{message}; let this user write the file and its directory"),
+            },
         },
         Some(code::CANTOPEN) => file.cannot_open(),
         Some(code::NOTADB | code::CORRUPT) => unusable(format!(
