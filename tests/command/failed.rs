@@ -65,11 +65,15 @@ fn wrong_usage_is_an_object_too() {
         assert_eq!(done.code, 64, "{done:?}");
         assert_failed(&done.json(), 64, error, "--help");
         assert!(done.is_said(error), "{done:?}");
+        assert!(!done.json()["remedy"].to_string().contains("Usage"), "{done:?}");
     }
+    let tip = failing(&scene, &["status", "x"]).json()["remedy"].clone();
+    assert!(tip.as_str().is_some_and(|tip| tip.starts_with("name the session with -s")), "{tip}");
     for args in [&["run", "-s", "x"][..], &["run", "-s", "x", "--ttl", "5", "--", "touch", "started"]] {
         let done = failing(&scene, args);
         let [event] = &done.events()[..] else { panic!("{done:?}") };
         assert_failed(event, 64, "", "--help");
+        assert_eq!(names(event), ["code", "error", "event", "remedy"]);
         assert_eq!((done.code, done.stdout.len(), done.stderr.len()), (64, 0, 1), "{done:?}");
     }
     let secret = failing(&scene, &["list", "postgres://me:s3cret@db/app"]);

@@ -69,12 +69,16 @@ impl Failure {
         }
     }
 
-    /// From the text of the command line's parser: the error, an empty line, and paragraphs of help.
+    /// From the text of the command line's parser: the error, an empty line, and paragraphs of help. The one about the
+    /// usage is no remedy.
     pub(crate) fn usage(text: &str) -> Self {
         let text = text.trim();
         let (error, remedy) = text.split_once("\n\n").unwrap_or((text, ""));
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let remedy = Some(one_line(remedy)).filter(|remedy| !remedy.is_empty());
+        let helpful =
+            remedy.split("\n\n").map(one_line).filter(|paragraph| !paragraph.starts_with("Usage: "));
+        let remedy = helpful.collect::<Vec<_>>().join(" ");
+        let remedy = Some(remedy.trim_start_matches("tip: ").to_owned()).filter(|remedy| !remedy.is_empty());
         Self { code: USAGE, error: one_line(error.trim_start_matches("error: ")), remedy }
     }
 
