@@ -27,6 +27,7 @@ on_every_backend! {
     events_go_to_a_file_that_is_appended_to
     events_go_to_an_open_descriptor
     events_go_to_a_socket
+    events_that_cannot_be_written_are_said_to_be_lost_once
     a_place_that_cannot_take_events_is_wrong_usage_and_nothing_is_held
     a_pipe_that_nobody_reads_is_wrong_usage_and_nothing_waits_for_a_reader
     quiet_says_nothing
@@ -158,6 +159,21 @@ async fn events_go_to_a_socket(backend: impl Reachable) {
     let mut events = String::new();
     ours.read_to_string(&mut events).unwrap();
     assert_eq!(events.lines().count(), 2);
+}
+
+async fn events_that_cannot_be_written_are_said_to_be_lost_once(backend: impl Reachable) {
+    let (scene, url) = (Scene::new(), backend.url());
+    let done = scene.run(&url, "chat", &["--events", "/dev/full"], "exit 3").finish();
+    assert_eq!((done.code, done.stderr.len()), (3, 1), "{done:?}");
+    assert!(done.is_said("/dev/full takes no events: No space left"), "{done:?}");
+
+    let (reader, writer) = UnixStream::pair().unwrap();
+    drop(reader);
+    fcntl_setfd(&writer, FdFlags::empty()).unwrap();
+    let descriptor = writer.as_raw_fd().to_string();
+    let done = scene.run(&url, "chat", &["--events", &descriptor], "exit 3").finish();
+    assert_eq!((done.code, done.stderr.len()), (3, 1), "{done:?}");
+    assert!(done.is_said(&format!("descriptor {descriptor} takes no events: Broken pipe")), "{done:?}");
 }
 
 async fn a_place_that_cannot_take_events_is_wrong_usage_and_nothing_is_held(backend: impl Reachable) {

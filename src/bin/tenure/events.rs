@@ -87,14 +87,7 @@ impl Events {
     pub(crate) fn open(to: Option<&Path>, json: bool, quiet: bool, key: SessionKey) -> io::Result<Self> {
         let output: Box<dyn Write + Send> = match to {
             None => Box::new(io::stderr()),
-            Some(path) => match path.to_str().and_then(|text| text.parse::<u32>().ok()) {
-                Some(descriptor) => Box::new(inherited::duplicate(descriptor).map_err(|error| {
-                    io::Error::other(format!("descriptor {descriptor} {error}; open it: {descriptor}>>FILE"))
-                })?),
-                None => Box::new(open_to_append(path).map_err(|error| {
-                    io::Error::other(format!("{} cannot be written: {error}", printable_path(path)))
-                })?),
-            },
+            Some(path) => Box::new(EventFile::open(path)?),
         };
         Ok(Self { lines: Lines::to(output)?, json, quiet, key, run: OnceCell::new() })
     }
@@ -239,6 +232,51 @@ fn unconfirmed(since: Option<SystemTime>, cause: Option<&str>) -> String {
     let since = since.map(|at| format!(" since {}", show::rfc3339(at))).unwrap_or_default();
     let cause = cause.map(|cause| format!(" ({})", printable(cause))).unwrap_or_default();
     format!(": no renewal of the lease was confirmed{since}{cause}")
+}
+
+/// The file or descriptor of `--events`. Says once on stderr that events are lost.
+struct EventFile {
+    file: File,
+    /// Which file or descriptor, for people.
+    name: String,
+    has_failed: bool,
+}
+
+impl EventFile {
+    fn open(path: &Path) -> io::Result<Self> {
+        let (file, name) = match path.to_str().and_then(|text| text.parse::<u32>().ok()) {
+            Some(descriptor) => {
+                let file = inherited::duplicate(descriptor).map_err(|error| {
+                    io::Error::other(format!("descriptor {descriptor} {error}; open it: {descriptor}>>FILE"))
+                })?;
+                (file, format!("descriptor {descriptor}"))
+            }
+            None => {
+                let name = printable_path(path).to_string();
+                let file = open_to_append(path)
+                    .map_err(|error| io::Error::other(format!("{name} cannot be written: {error}")))?;
+                (file, name)
+            }
+        };
+        Ok(Self { file, name, has_failed: false })
+    }
+}
+
+impl Write for EventFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes);
+        if let Err(error) = &written
+            && error.kind() != io::ErrorKind::Interrupted
+            && !std::mem::replace(&mut self.has_failed, true)
+        {
+            show::complain(format_args!("--events: {} takes no events: {error}", self.name));
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// Opens a file to append to. A FIFO without a reader is an error: otherwise the command would wait for a reader for
