@@ -73,13 +73,31 @@ async fn too_few_descriptors_are_named_before_anything_is_granted(backend: impl 
 async fn too_little_memory_is_named_before_anything_is_granted(backend: impl Reachable) {
     let (scene, url) = (Scene::new(), backend.url());
     let mut worked = false;
-    for mebibytes in [32, 48, 64, 80, 96, 128, 160, 192, 256, 512, 4096] {
+    for mebibytes in [32, 48, 64, 80, 96, 128, 160, 180, 192, 220, 256, 280, 300, 320, 400, 512, 4096] {
         let limit = format!("ulimit -v {}", mebibytes * 1024);
         let done = finished(limited(&scene, &limit, &url, &RUN));
+        let did_with_less = worked;
         worked = judge(&limit, "memory", &done);
+        assert!(worked || !did_with_less, "{limit}: less is enough, and more is not: {done:?}");
         assert!(backend.image(&key("chat")).await.is_none(), "{done:?}: nothing is left");
     }
     assert!(worked);
+}
+
+/// Whoever sets it for CMD, which gets it from the command.
+#[cfg(feature = "sqlite")]
+#[test]
+fn too_small_a_stack_is_named_before_anything_is_granted() {
+    let scene = Scene::new();
+    let url = format!("sqlite://{}", scene.path("t.db").display());
+    let commands: [&[&str]; 3] = [&RUN, &["status", "-s", "chat"], &["--help"]];
+    for command in commands {
+        for (kibibytes, is_enough) in [(64, false), (128, false), (256, false), (512, true), (1024, true)] {
+            let limit = format!("ulimit -s {kibibytes}");
+            let done = finished(limited(&scene, &limit, &url, command));
+            assert_eq!(judge(&limit, "too small a stack", &done), is_enough, "{limit} {command:?}: {done:?}");
+        }
+    }
 }
 
 /// The limit counts all processes of a user, and is none for root: the command runs as a user that has no others.

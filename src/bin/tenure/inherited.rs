@@ -250,6 +250,16 @@ pub(crate) fn die_of(number: i32) {
     }
 }
 
+/// Lets all threads take memory from one heap. The C library would begin one for each of the few threads, which allocate
+/// little and seldom. Each heap would also reserve at least 64 MiB of address space, which `ulimit -v` counts.
+pub(crate) fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number of the C library, which takes any.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Lets this process wait for the exit statuses of its children. A process inherits an ignored SIGCHLD from its parent,
 /// and the kernel then discards the statuses.
 pub(crate) fn keep_exit_statuses() -> io::Result<()> {

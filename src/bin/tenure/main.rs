@@ -56,6 +56,8 @@ use std::{
 };
 
 use clap::error::ErrorKind;
+#[cfg(unix)]
+use rustix::process::{Resource, getrlimit};
 use tenure::limits::Need;
 use tracing::level_filters::LevelFilter;
 
@@ -67,15 +69,15 @@ use crate::{
 
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
+    inherited::share_one_heap();
+    #[cfg(target_os = "linux")]
     if let Some(code) = in_another_role() {
         return code;
     }
-    // Parsing the command line allocates memory, and the parser cannot report that there is none.
-    let little = Need { descriptors: 0, threads: 0, memory: 4 << 20 };
-    if let Err(shortage) = little.check() {
+    if let Err(failure) = check_parsing() {
         let asked = cli::wanted_output(std::env::args_os().skip(1));
-        tell(&Failure::new(UNAVAILABLE, shortage), asked.json, asked.has_events);
-        return ExitCode::from(UNAVAILABLE);
+        tell(&failure, asked.json, asked.has_events);
+        return ExitCode::from(failure.code);
     }
     let cli = match Cli::read() {
         Ok(cli) => cli,
@@ -163,6 +165,26 @@ fn in_another_role() -> Option<ExitCode> {
         wire::LAUNCH => Some(launch::main(args)),
         _ => None,
     }
+}
+
+/// The stack that this thread needs, in KiB.
+#[cfg(unix)]
+const STACK: u64 = 512;
+
+/// Checks that the process may have what reading the command line needs. The parser cannot report a lack of memory, and
+/// a thread that overflows its stack aborts the process.
+fn check_parsing() -> Result<(), Failure> {
+    #[cfg(unix)]
+    if let Some(limit) =
+        getrlimit(Resource::Stack).current.map(|bytes| bytes / 1024).filter(|limit| *limit < STACK)
+    {
+        let message = format!(
+            "too small a stack: {limit} KiB of {STACK}; raise the limit on the stack (`ulimit -s`, LimitSTACK=)"
+        );
+        return Err(Failure::new(UNAVAILABLE, message));
+    }
+    let little = Need { descriptors: 0, threads: 0, memory: 4 << 20 };
+    little.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
 }
 
 /// Checks that the process may have what the command, its supervisor and its child processes need together. Without
