@@ -140,10 +140,10 @@ impl LeaseSupervisorBuilder {
     /// );
     /// ```
     ///
-    /// The function is called on a thread of its own with a tokio runtime, so it delays no renewal. Several calls may be
-    /// under way at once. A new connection waits for the function no longer than connecting may take as a whole, 3 s by
-    /// default ([`Timing::renew_timeout`](crate::Timing::renew_timeout)). So keep a token for as long as it is valid,
-    /// and fetch the next one before it expires. Open connections do not notice when a token expires.
+    /// The function is called on a thread of its own with a tokio runtime, so it delays no renewal. Several calls may
+    /// be under way at once. A new connection waits for the function no longer than connecting may take as a whole, 3 s
+    /// by default ([`Timing::renew_timeout`](crate::Timing::renew_timeout)). So keep a token for as long as it is
+    /// valid, and fetch the next one before it expires. Open connections do not notice when a token expires.
     ///
     /// An error, a panic or no answer in time counts as an unreachable server: runs go on at risk until their trust
     /// ends. The text of the error is shown to people, so it must not contain a secret. After an error, or after the
