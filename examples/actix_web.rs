@@ -142,7 +142,7 @@ impl ResponseError for Refusal {
                 let mut answer = match error.reason() {
                     EndReason::Stopped { .. } => HttpResponse::Gone(),
                     EndReason::TimedOut { .. } => HttpResponse::GatewayTimeout(),
-                    EndReason::Panicked => HttpResponse::InternalServerError(),
+                    EndReason::Failed { .. } | EndReason::Panicked => HttpResponse::InternalServerError(),
                     // Shut down or lost: asked again, another server may take it.
                     _ => HttpResponse::ServiceUnavailable(),
                 };

@@ -142,7 +142,7 @@ impl From<ScopeError<String>> for Refusal {
         let status = match error.reason() {
             EndReason::Stopped { .. } => StatusCode::GONE,
             EndReason::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
-            EndReason::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+            EndReason::Failed { .. } | EndReason::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
             // Shut down or lost: asked again, another server may take it.
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };

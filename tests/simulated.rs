@@ -12,6 +12,8 @@ mod closing;
 mod connecting;
 #[path = "simulated/ending.rs"]
 mod ending;
+#[path = "simulated/failed.rs"]
+mod failed;
 #[path = "simulated/failing.rs"]
 mod failing;
 #[path = "simulated/limits.rs"]

@@ -76,6 +76,16 @@ impl RunContext {
         }
     }
 
+    /// Says that the work has failed, and why: ends the run as [`Failed`](EndReason::Failed), with the beginning of that
+    /// text, unless it has ended before. The token is cancelled at once, and the lease is renewed until the work has ended.
+    ///
+    /// Work that returns its error has [`try_scope`](super::Run::try_scope).
+    pub fn fail(&self, reason: impl fmt::Display) {
+        if self.shared.is_of_this_process() && self.shared.reason().is_none() {
+            self.tell_to_end(self.shared.end_in_time(EndReason::failed(reason)));
+        }
+    }
+
     /// Says that the work advances: `max_silence` counts anew from now.
     ///
     /// Costs nanoseconds. Renewals prove that the process lives; only this proves that its work gets anywhere.

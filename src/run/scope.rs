@@ -63,7 +63,38 @@ impl Run {
     where
         F: AsyncFnOnce(RunContext) -> T,
     {
-        Scope { work, run: self }.run()
+        Scope { work, run: self }.run(|_| EndReason::Completed)
+    }
+
+    /// As [`scope`](Self::scope), for work that can fail: an error that it returns ends the run as
+    /// [`Failed`](EndReason::Failed), with the beginning of the error's text, and tells what the work has started to end.
+    /// Returns what the work has returned.
+    ///
+    /// # Errors
+    /// [`ScopeError`] when the run ended before the work did, as with `scope`: the first reason stays, and what the work
+    /// returned is in the error.
+    ///
+    /// # Panics
+    /// As with `scope`.
+    ///
+    /// # Cancel safety
+    /// As with `scope`.
+    ///
+    /// ```no_run
+    /// # async fn agent(ctx: tenure::RunContext) -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # async fn example(run: tenure::Run) -> Result<(), Box<dyn std::error::Error>> {
+    /// let reply = run.try_scope(agent).await??;
+    /// # Ok(()) }
+    /// ```
+    pub fn try_scope<F, T, E>(
+        self,
+        work: F,
+    ) -> impl Future<Output = Result<Result<T, E>, ScopeError<Result<T, E>>>>
+    where
+        F: AsyncFnOnce(RunContext) -> Result<T, E>,
+        E: fmt::Display,
+    {
+        Scope { work, run: self }.run(own_end)
     }
 
     /// Runs work under this run in a task of its own: it is bound to the run, not to the caller, and goes on when the
@@ -80,10 +111,34 @@ impl Run {
         Fut: Future<Output = T> + Send + 'static,
         T: Send + Sync + 'static,
     {
+        self.spawn_scope_ending(work, |_| EndReason::Completed)
+    }
+
+    /// The same for work that can fail, as with [`try_scope`](Self::try_scope).
+    ///
+    /// # Panics
+    /// Outside a tokio runtime. A panic of the work is in the [`ScopeError`].
+    pub fn spawn_try_scope<F, Fut, T, E>(self, work: F) -> ScopeHandle<Result<T, E>>
+    where
+        F: FnOnce(RunContext) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+        T: Send + Sync + 'static,
+        E: fmt::Display + Send + Sync + 'static,
+    {
+        self.spawn_scope_ending(work, own_end)
+    }
+
+    fn spawn_scope_ending<F, Fut, T>(self, work: F, end: fn(&T) -> EndReason) -> ScopeHandle<T>
+    where
+        F: FnOnce(RunContext) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+        T: Send + Sync + 'static,
+    {
         let handle = ScopeHandle { context: self.context(), outcome: Arc::default() };
         let (outcome, shared) = (handle.outcome.clone(), handle.context.shared.clone());
         let is_known = outcome.is_known.clone().drop_guard();
-        let scope = AssertUnwindSafe(self.scope(async move |ctx| work(ctx).await)).catch_unwind();
+        let scope = Scope { work: async move |ctx| work(ctx).await, run: self }.run(end);
+        let scope = AssertUnwindSafe(scope).catch_unwind();
         tokio::spawn(async move {
             // Whatever drops this drops the work before it is said that there is nothing to wait for.
             let _is_known = is_known;
@@ -103,7 +158,8 @@ struct Scope<F> {
 }
 
 impl<F> Scope<F> {
-    async fn run<T>(self) -> Result<T, ScopeError<T>>
+    /// `end` says how the run ends by what the work has returned, unless it has ended before.
+    async fn run<T>(self, end: fn(&T) -> EndReason) -> Result<T, ScopeError<T>>
     where
         F: AsyncFnOnce(RunContext) -> T,
     {
@@ -120,18 +176,23 @@ impl<F> Scope<F> {
                 None
             }
         };
-        if value.is_some() {
-            run.say_returned();
-        } else {
-            run.end(EndReason::Dropped);
+        let own = value.as_ref().map_or(EndReason::Dropped, end);
+        match own {
+            EndReason::Completed => run.say_returned(),
+            _ => run.end(own.clone()),
         }
         shared.until_over().await;
         // The first reason: everybody sees the same one.
         match (shared.ended(), value) {
-            (ended, Some(value)) if ended.reason == EndReason::Completed => Ok(value),
+            (ended, Some(value)) if ended.reason == own => Ok(value),
             (ended, value) => Err(ScopeError::new(ended, value)),
         }
     }
+}
+
+/// How work that can fail ends its run.
+fn own_end<T, E: fmt::Display>(returned: &Result<T, E>) -> EndReason {
+    returned.as_ref().err().map_or(EndReason::Completed, EndReason::failed)
 }
 
 /// Work that was started by [`spawn_scope`](Run::spawn_scope). Clones are handles of the same work; dropping them
