@@ -270,6 +270,10 @@ impl<T> fmt::Debug for ScopeError<T> {
 
 impl<T> fmt::Display for ScopeError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Only of a value that was taken: otherwise this is no error.
+        if self.ended.reason == EndReason::Completed {
+            return f.write_str("the work has completed, and another handle has taken its value");
+        }
         write!(f, "the run ended before its work did: {}", self.ended.reason)?;
         match self.ended.gave_up {
             true => f.write_str("; the work has not ended and was given up"),

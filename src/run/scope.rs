@@ -5,7 +5,7 @@ use std::{
     future::Future,
     panic::AssertUnwindSafe,
     pin::pin,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use futures::{
@@ -109,7 +109,7 @@ impl Run {
     where
         F: FnOnce(RunContext) -> Fut + Send + 'static,
         Fut: Future<Output = T> + Send + 'static,
-        T: Send + Sync + 'static,
+        T: Send + 'static,
     {
         self.spawn_scope_ending(work, |_| EndReason::Completed)
     }
@@ -122,8 +122,8 @@ impl Run {
     where
         F: FnOnce(RunContext) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
-        T: Send + Sync + 'static,
-        E: fmt::Display + Send + Sync + 'static,
+        T: Send + 'static,
+        E: fmt::Display + Send + 'static,
     {
         self.spawn_scope_ending(work, own_end)
     }
@@ -132,7 +132,7 @@ impl Run {
     where
         F: FnOnce(RunContext) -> Fut + Send + 'static,
         Fut: Future<Output = T> + Send + 'static,
-        T: Send + Sync + 'static,
+        T: Send + 'static,
     {
         let handle = ScopeHandle { context: self.context(), outcome: Arc::default() };
         let (outcome, shared) = (handle.outcome.clone(), handle.context.shared.clone());
@@ -143,7 +143,7 @@ impl Run {
             // Whatever drops this drops the work before it is said that there is nothing to wait for.
             let _is_known = is_known;
             match scope.await {
-                Ok(result) => drop(outcome.result.set(result)),
+                Ok(result) => outcome.set(result),
                 Err(_panic) => shared.until_over().await,
             }
         });
@@ -202,8 +202,11 @@ pub struct ScopeHandle<T> {
     outcome: Arc<ScopeOutcome<T>>,
 }
 
+type ScopeResult<T> = Result<T, ScopeError<T>>;
+
 struct ScopeOutcome<T> {
-    result: OnceLock<Result<T, ScopeError<T>>>,
+    /// Empty until the work has ended, and after its value was taken.
+    result: Mutex<Option<ScopeResult<T>>>,
     /// Cancelled when there is a result, or none can come.
     is_known: CancellationToken,
 }
@@ -221,23 +224,49 @@ impl<T> ScopeHandle<T> {
     }
 }
 
-impl<T: Clone + Send + Sync + 'static> ScopeHandle<T> {
+impl<T: Send + 'static> ScopeHandle<T> {
+    /// Waits for the work and takes its value, which need not be `Clone`: answers what [`scope`](Run::scope) would have.
+    ///
+    /// Of several clones of a handle the first to join has the value. Where others still ask for it,
+    /// [`attach`](Self::attach) instead.
+    ///
+    /// # Errors
+    /// [`ScopeError`] when the run ended before the work did; `Panicked` when the work panicked. Without a value, and with
+    /// the reason `Completed`, when another clone has taken it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: a value that it has not given is there for other clones.
+    pub fn join(self) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
+        self.known(|result| result.take())
+    }
+
+    /// Waits until the work has ended, and looks at its result.
+    fn known(
+        &self,
+        look: fn(&mut Option<ScopeResult<T>>) -> Option<ScopeResult<T>>,
+    ) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
+        let (outcome, shared) = (self.outcome.clone(), self.context.shared.clone());
+        async move {
+            outcome.is_known.cancelled().await;
+            let result = look(&mut outcome.result.lock().unwrap_or_else(PoisonError::into_inner));
+            // Without a result, it was taken, the work panicked, or its runtime was shut down: in any case the run has ended.
+            result.unwrap_or_else(|| Err(ScopeError::new(shared.ended(), None)))
+        }
+    }
+}
+
+impl<T: Clone + Send + 'static> ScopeHandle<T> {
     /// Waits for the work as if from the beginning: answers what [`scope`](Run::scope) would have, to each who asks.
     /// Wrap a value that is costly to clone in an [`Arc`].
     ///
     /// # Errors
-    /// [`ScopeError`] when the run ended before the work did; `Panicked` when the work panicked.
+    /// [`ScopeError`] when the run ended before the work did; `Panicked` when the work panicked; and when another handle
+    /// has [taken](Self::join) the value.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub fn attach(&self) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
-        let (outcome, shared) = (self.outcome.clone(), self.context.shared.clone());
-        async move {
-            outcome.is_known.cancelled().await;
-            let result = outcome.result.get().cloned();
-            // Without a result, the work panicked, or its runtime was shut down: either has ended the run.
-            result.unwrap_or_else(|| Err(ScopeError::new(shared.ended(), None)))
-        }
+        self.known(|result| result.clone())
     }
 }
 
@@ -255,6 +284,12 @@ impl<T> fmt::Debug for ScopeHandle<T> {
 
 impl<T> Default for ScopeOutcome<T> {
     fn default() -> Self {
-        Self { result: OnceLock::new(), is_known: CancellationToken::new() }
+        Self { result: Mutex::default(), is_known: CancellationToken::new() }
+    }
+}
+
+impl<T> ScopeOutcome<T> {
+    fn set(&self, result: ScopeResult<T>) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
     }
 }
