@@ -37,6 +37,7 @@ use crate::{
 
 mod builder;
 mod connections;
+mod local;
 mod looking;
 mod request;
 mod start;

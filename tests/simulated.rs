@@ -20,6 +20,8 @@ mod failing;
 mod limits;
 #[path = "simulated/listeners.rs"]
 mod listeners;
+#[path = "simulated/local.rs"]
+mod local;
 #[path = "simulated/outages.rs"]
 mod outages;
 #[path = "simulated/rejecting.rs"]

@@ -130,9 +130,14 @@ async fn work_bound_to_its_run_is_found_by_its_session_and_ends_with_it(backend:
         Err(AcquireError::Busy(busy)) => busy,
         other => panic!("{other:?}"),
     };
+    let found = supervisor.local(&key("chat")).await.expect("it works here");
+    let found = found.scope_handle::<tenure::FencingToken>().expect("in a task of its own");
+    assert!(found.context().run_id() == run_id && other.local(&key("chat")).await.is_none());
+    assert!(supervisor.runs().await.len() == 1 && other.runs().await.is_empty());
     assert_eq!((busy.holder().run_id, busy.holder().phase.as_str()), (run_id, "working"));
     go_on.cancel();
     assert_eq!(handle.attach().await.unwrap(), busy.holder().fence);
+    assert_eq!(found.join().await.unwrap(), busy.holder().fence);
     let next = other.acquire(&key("chat")).await.unwrap();
     assert!(next.fence() > busy.holder().fence);
     assert!(next.release().await.released);

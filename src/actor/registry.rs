@@ -10,6 +10,7 @@ use std::{
 };
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
+use futures::channel::oneshot;
 use tokio::sync::watch;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -27,7 +28,7 @@ use crate::{
     },
     clock::{Gap, Reading, instant},
     end::EndReason,
-    run::{RunMessage, Shared},
+    run::{RunContext, RunMessage, Shared},
     session::{Holder, Label, NodeId, RunId, SessionKey},
 };
 
@@ -96,6 +97,14 @@ struct Running {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct ConfirmAll;
+
+/// A caller looks for the runs of this process: that of one session, or all.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct FindRuns {
+    pub(crate) of: Option<SessionKey>,
+    pub(crate) reply: oneshot::Sender<Vec<RunContext>>,
+}
 
 /// An orphan is dealt with, or given up.
 #[derive(Message)]
@@ -206,6 +215,20 @@ impl Handler<ConfirmAll> for Registry {
     }
 }
 
+impl Handler<FindRuns> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, FindRuns { of, reply }: FindRuns, _: &mut Context<Self>) {
+        let run_of = |session: &LocalSession| session.running.as_ref().map(Running::context);
+        let found = match of {
+            Some(key) => self.sessions.get(&key).and_then(run_of).into_iter().collect(),
+            None => self.sessions.values().filter_map(run_of).collect(),
+        };
+        // Whoever does not wait any more has dropped the receiver.
+        let _ = reply.send(found);
+    }
+}
+
 impl Handler<RunFinished> for Registry {
     type Result = ();
 
@@ -242,6 +265,10 @@ impl Handler<Compensated> for Registry {
 }
 
 impl Running {
+    fn context(&self) -> RunContext {
+        RunContext::new(self.shared.clone(), self.actor.clone().recipient())
+    }
+
     /// What this process knows of its own run, for a refusal that needs no database.
     fn holder(&self, links: &Links) -> Holder {
         // Not the trust, which ends with a stop: the row is renewed until the work has ended.

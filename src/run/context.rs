@@ -26,7 +26,7 @@ pub struct RunContext {
 }
 
 impl RunContext {
-    pub(super) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         Self { shared, actor }
     }
 

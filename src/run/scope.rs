@@ -1,6 +1,7 @@
 //! Work that is bound to its run: when it ends, all that it started has ended, and only then the session is free.
 
 use std::{
+    any::Any,
     fmt,
     future::Future,
     panic::AssertUnwindSafe,
@@ -136,6 +137,9 @@ impl Run {
     {
         let handle = ScopeHandle { context: self.context(), outcome: Arc::default() };
         let (outcome, shared) = (handle.outcome.clone(), handle.context.shared.clone());
+        let found_again: Arc<dyn Any + Send + Sync> = outcome.clone();
+        // The guard is used up by this: there is no other outcome.
+        let _ = shared.outcome.set(Arc::downgrade(&found_again));
         let is_known = outcome.is_known.clone().drop_guard();
         let scope = Scope { work: async move |ctx| work(ctx).await, run: self }.run(end);
         let scope = AssertUnwindSafe(scope).catch_unwind();
@@ -148,6 +152,16 @@ impl Run {
             }
         });
         handle
+    }
+}
+
+impl RunContext {
+    /// A handle of the work that [`spawn_scope`](Run::spawn_scope) does under this run, for a host that has not kept one:
+    /// see [`LeaseSupervisor::local`](crate::LeaseSupervisor::local). `None` where its value is of another type, where it was
+    /// not started so, and when it has ended and nobody has a handle any more.
+    pub fn scope_handle<T: Send + 'static>(&self) -> Option<ScopeHandle<T>> {
+        let outcome = self.shared.outcome.get()?.upgrade()?.downcast().ok()?;
+        Some(ScopeHandle { context: self.clone(), outcome })
     }
 }
 

@@ -1,9 +1,10 @@
 //! What everybody who has to do with one run sees of it: whether it may act, why it ended, what became of it.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -65,6 +66,9 @@ pub(crate) struct Shared {
     /// Who works under this run: the guard, and all that was started through its context.
     pub(super) works: Works,
     end: End,
+    /// What those who attach wait for, where the work was given a task of its own. Weak: nothing of the work's is dropped on
+    /// the supervisor's thread (invariant I10), and a value may hold its own run.
+    pub(super) outcome: OnceLock<Weak<dyn Any + Send + Sync>>,
     /// The request to stop that stands, as far as is known here.
     stop_request: Mutex<Option<StopRequest>>,
     /// What the last attempt to release met.
@@ -107,6 +111,7 @@ impl Shared {
             is_stuck: AtomicBool::new(false),
             works: Works::of_guard(),
             end: End::new(token),
+            outcome: OnceLock::new(),
             stop_request: Mutex::default(),
             release_refusal: Mutex::default(),
             origin: Origin::here(),
