@@ -42,6 +42,9 @@ pub enum AcquireError {
     /// The holder's label or the phase cannot be stored. Certain: nothing was asked.
     #[error(transparent)]
     Invalid(#[from] InvalidText),
+    /// The durations of the request cannot work. Certain: nothing was asked.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
 }
 
 impl AcquireError {

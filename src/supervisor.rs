@@ -131,6 +131,7 @@ impl LeaseSupervisor {
             key: key.clone(),
             holder: None,
             phase: None,
+            stop_grace: None,
             limits: Vec::new(),
             events: None,
         }
