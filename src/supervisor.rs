@@ -37,6 +37,7 @@ use crate::{
 
 mod builder;
 mod connections;
+mod local;
 mod looking;
 mod request;
 mod start;
@@ -130,6 +131,7 @@ impl LeaseSupervisor {
             key: key.clone(),
             holder: None,
             phase: None,
+            stop_grace: None,
             limits: Vec::new(),
             events: None,
         }

@@ -52,6 +52,19 @@ pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
+/// The beginning of a text as [`printable`], in at most this many bytes, with an ellipsis for what is left out.
+pub(crate) fn printable_start(text: &str, max_bytes: usize) -> String {
+    let start = &text[..text.floor_char_boundary(max_bytes)];
+    let mut shown = printable(start).into_owned();
+    if start.len() < text.len() || shown.len() > max_bytes {
+        shown.truncate(shown.floor_char_boundary(max_bytes - ELLIPSIS.len_utf8()));
+        shown.push(ELLIPSIS);
+    }
+    shown
+}
+
+const ELLIPSIS: char = '…';
+
 /// `\n`, `\u{202e}`.
 fn escape(char: char) -> impl Iterator<Item = char> {
     char.escape_default()
@@ -100,6 +113,14 @@ mod tests {
         {
             assert_eq!(printable(text), text);
         }
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!(printable_start("12345678", 8), "12345678");
+        assert_eq!(printable_start("123456789", 8), "12345…");
+        assert_eq!(printable_start("1234éé", 7), "1234…");
+        assert_eq!(printable_start("1\u{202e}2", 8), "1\\u{2…");
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! was released.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -67,6 +68,9 @@ pub(crate) struct Shared {
     /// The work under this run: the guard, and everything that was started through its context.
     pub(super) works: Works,
     end: End,
+    /// The outcome of work in a task of its own, for those who attach to it. Weak, because nothing of the work may be
+    /// dropped on the supervisor's thread (invariant I10), and because a value may hold its own run.
+    pub(super) outcome: OnceLock<Weak<dyn Any + Send + Sync>>,
     /// The request to stop that counts, as far as this process knows.
     stop_request: Mutex<Option<StopRequest>>,
     /// Why the last attempt to release was not confirmed.
@@ -109,6 +113,7 @@ impl Shared {
             is_stuck: AtomicBool::new(false),
             works: Works::of_guard(),
             end: End::new(token),
+            outcome: OnceLock::new(),
             stop_request: Mutex::default(),
             release_refusal: Mutex::default(),
             origin: Origin::here(),

@@ -262,6 +262,7 @@ pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
 pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::Completed => "completed",
+        EndReason::Failed { .. } => "failed",
         EndReason::Dropped => "dropped",
         EndReason::Panicked => "panicked",
         EndReason::Stopped { .. } => "stopped",

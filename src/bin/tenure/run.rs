@@ -212,9 +212,10 @@ async fn release(run: Run, signals: &mut Signals, events: &Events) -> (EndReason
 
 /// Releases a session for which no program was started.
 async fn not_begun(run: Run, signals: &mut Signals, events: &Events, failure: Option<Failure>) -> Exit {
+    failure.iter().for_each(|failure| run.fail(failure));
     let (reason, released) = release(run, signals, events).await;
     let (word, exit) = match (&reason, &failure) {
-        (EndReason::Completed, Some(failure)) => ("failed", Exit::Code(failure.code)),
+        (EndReason::Failed { .. }, Some(failure)) => ("failed", Exit::Code(failure.code)),
         (reason, _) => {
             let outcome = RunOutcome {
                 reason,
