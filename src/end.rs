@@ -155,5 +155,5 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// Lets work return with `?` why one of its [`Task`](crate::Task)s was cut short.
+/// Lets work use `?` to return the reason why one of its [`Task`](crate::Task)s was cut short.
 impl std::error::Error for EndReason {}

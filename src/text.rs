@@ -65,7 +65,7 @@ pub(crate) fn printable_start(text: &str, max_bytes: usize) -> String {
 
 const ELLIPSIS: char = '…';
 
-/// `\n`, `\u{202e}`.
+/// Escapes one character, as `\n` or `\u{202e}`.
 fn escape(char: char) -> impl Iterator<Item = char> {
     char.escape_default()
 }
@@ -82,8 +82,8 @@ fn is_seen(char: char) -> bool {
 }
 
 /// Whether the standard library calls a character printable: it is no control or format character, no blank, and has a
-/// meaning. The library shows this only by what `escape_debug` escapes. After another character, it does not escape a
-/// combining one.
+/// meaning. The library shows this only by what `escape_debug` escapes. `escape_debug` does not escape a combining
+/// character that follows another character, hence the `x` before it.
 fn is_printable(char: char) -> bool {
     let mut buffer = [b'x'; 5];
     let length = 1 + char.encode_utf8(&mut buffer[1..]).len();

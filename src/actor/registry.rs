@@ -274,8 +274,8 @@ impl Running {
 
     /// What this process knows of its own run, for a refusal without the database.
     fn holder(&self, links: &Links) -> Holder {
-        // Not the end of trust as the work sees it: that ends with a stop, but the row is renewed until the work has
-        // ended.
+        // This is not the end of trust that the work sees. For the work, trust ends with a stop, but the row is renewed
+        // until the work has ended.
         let expires_at = self.shared.renewed_until() + links.run.timing.safety_margin();
         Holder {
             run_id: self.shared.run_id,

@@ -1,4 +1,4 @@
-//! What work under a run sees of the run, and may ask of it.
+//! The handle through which the work under a run reads the run's state and makes requests of it.
 
 use std::{
     fmt,

@@ -144,7 +144,8 @@ impl Shared {
         self.expires_at_micros.load(Ordering::Relaxed)
     }
 
-    /// Moves the end of trust after a confirmed renewal. Returns `false` if somebody has already seen trust end.
+    /// Moves the end of trust after a confirmed renewal. Returns `false` if trust is over for the work: somebody has
+    /// seen it end, or the run was told to end.
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
@@ -171,7 +172,7 @@ impl Shared {
         }
     }
 
-    /// Whether no other run can have the session yet. May also be true after a stop.
+    /// Whether the lease still keeps every other run out of the session. May also be true after a stop.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn is_renewed(&self) -> bool {
         !self.renewed_for().is_zero()
@@ -208,8 +209,8 @@ impl Shared {
         first
     }
 
-    /// The same for work that has ended. If trust ended before the work did, the reason is `Unconfirmed`, even if
-    /// nobody has noticed the end of trust yet.
+    /// Like [`end`](Self::end), for work that has ended. If trust ended before the work did, the reason is
+    /// `Unconfirmed`, even if nobody has noticed the end of trust yet.
     pub(super) fn end_in_time(&self, reason: EndReason) -> EndReason {
         self.end(if self.is_trusted() { reason } else { EndReason::Unconfirmed })
     }

@@ -49,7 +49,7 @@ pub(super) struct Pending {
     pub(super) run_id: RunId,
     pub(super) first: AcquireSession,
     parked: Vec<AcquireSession>,
-    /// A request to stop the run that this request may become.
+    /// A request to stop the run that this acquire may become.
     pub(super) stop: Option<StopRequest>,
     /// A hint says that the row may hold a request to stop.
     pub(super) is_hinted: bool,

@@ -22,7 +22,7 @@ pub(crate) struct Events {
     json: bool,
     quiet: bool,
     key: SessionKey,
-    /// Set from the grant on.
+    /// Set when the session is granted.
     run: OnceCell<RunId>,
 }
 

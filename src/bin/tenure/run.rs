@@ -123,8 +123,8 @@ async fn say_goodbye(supervisor: LeaseSupervisor, database: &Database) {
     }
 }
 
-/// Checks that `/proc` shows this process's pid namespace. Processes are found in `/proc`, and in that of another
-/// namespace the same numbers are other processes.
+/// Checks that `/proc` shows this process's pid namespace. Processes are found in `/proc`, and in the `/proc` of
+/// another namespace the same numbers belong to other processes.
 fn check_proc() -> Result<(), Failure> {
     let own = std::fs::read_link("/proc/self").ok();
     if own.is_some_and(|own| own.to_str() == Some(&std::process::id().to_string())) {
