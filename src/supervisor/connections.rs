@@ -66,7 +66,7 @@ pub(super) struct Common {
 }
 
 /// How long after the last session the connections are closed.
-const REST_AFTER: Duration = Duration::from_secs(60);
+pub(super) const REST_AFTER: Duration = Duration::from_secs(60);
 /// `renew_timeout` must be this many times the round trip. The rest is for the database's own work and for delays.
 const MARGIN: f64 = 1.15;
 /// How many round trips are measured. One alone may be slow for another reason than the line.
