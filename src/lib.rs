@@ -95,8 +95,9 @@
 //!   compared with a local one.
 //! - **I3** *The end is final.* The token is cancelled exactly once, the first reason wins, and no later reply revives
 //!   the run. Every input first checks `now >= trusted_until`.
-//! - **I4** *Every write names its run.* Renew, release and a request to stop match the key **and** the run id. Acquire
-//!   takes only a free or expired row. An answer of zero rows is an outcome with a name.
+//! - **I4** *Every write names its run.* Renew and release match the key **and** the run id. A request to stop changes
+//!   only the row of the run that holds the session, or of the run that it names. Acquire takes only a free or expired
+//!   row. An answer of zero rows is an outcome with a name.
 //! - **I5** *A renewal never revives an expired lease.* It never extends a lease that is inside its safety margin, and
 //!   it never waits behind another session's row.
 //! - **I6** *Release comes last.* The order is: cancel the token, keep renewing until the work and everything that it
