@@ -158,6 +158,8 @@
 //!   client may read: keys, ids, labels and phases with the checks of their constructors, refusals ([`Busy`]), holders,
 //!   states, requests to stop, and ends.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod actor;
 mod apart;
 mod backoff;
