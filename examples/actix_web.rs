@@ -145,7 +145,7 @@ impl ResponseError for Refusal {
                 let mut answer = match error.reason() {
                     EndReason::Stopped { .. } => HttpResponse::Gone(),
                     EndReason::TimedOut { .. } => HttpResponse::GatewayTimeout(),
-                    EndReason::Panicked => HttpResponse::InternalServerError(),
+                    EndReason::Failed { .. } | EndReason::Panicked => HttpResponse::InternalServerError(),
                     // The run was shut down or lost. On a retry another server may take the session.
                     _ => HttpResponse::ServiceUnavailable(),
                 };

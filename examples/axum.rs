@@ -146,7 +146,7 @@ impl From<ScopeError<String>> for Refusal {
         let status = match error.reason() {
             EndReason::Stopped { .. } => StatusCode::GONE,
             EndReason::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
-            EndReason::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+            EndReason::Failed { .. } | EndReason::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
             // The run was shut down or lost. On a retry another server may take the session.
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };

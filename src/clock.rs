@@ -176,7 +176,8 @@ pub(crate) struct StepDetector {
 }
 
 impl StepDetector {
-    /// Takes one reply. Returns the jump in microseconds, positive if it was forward, if there was one.
+    /// Takes one reply. If the clock has jumped, returns by how many microseconds at least: positive for a jump
+    /// forward. `None` if it has not.
     pub(crate) fn observe(
         &mut self,
         database_micros: i64,

@@ -88,6 +88,13 @@ impl Timing {
         self.stuck_limit
     }
 
+    /// The same but for the grace of one run.
+    pub(crate) fn with_stop_grace(self, stop_grace: Duration) -> Result<Self, ConfigError> {
+        let timing = Self { stop_grace, ..self };
+        check_relations(&timing)?;
+        Ok(timing)
+    }
+
     /// The longest pause between two attempts: ttl/30, at most 1 s.
     pub fn longest_backoff(&self) -> Duration {
         (self.ttl / 30).min(Duration::from_secs(1))

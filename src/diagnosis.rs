@@ -47,7 +47,7 @@ impl Examination {
         Self { url: url.into(), plan }
     }
 
-    /// Sets how long the clocks are watched. Default 3 s. A longer time than [`LONGEST`](Self::LONGEST) counts as that.
+    /// Sets how long the clocks are watched. Default 3 s. Times longer than [`LONGEST`](Self::LONGEST) are cut to it.
     /// The longer the time, the smaller the difference of the clocks' rates that it can show.
     pub fn lasting(mut self, time: Duration) -> Self {
         self.plan.lasting = time.min(Self::LONGEST);

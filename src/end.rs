@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{session::StopRequest, text::printable};
+use crate::{
+    session::StopRequest,
+    text::{printable, printable_start},
+};
 
 /// Why a run ended. The first reason wins and stays (invariant I3).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +15,13 @@ use crate::{session::StopRequest, text::printable};
 pub enum EndReason {
     /// The work ended by itself.
     Completed,
+    /// The work failed, by its own account: it returned an error to [`try_scope`](crate::Run::try_scope), or said so with
+    /// [`fail`](crate::RunContext::fail).
+    Failed {
+        /// The error's text, for people: at most 1,000 bytes, the rest is cut off. As JSON it is called `why`.
+        #[cfg_attr(feature = "serde", serde(rename = "why"))]
+        reason: String,
+    },
     /// The guard, or the future of its scope, was dropped.
     Dropped,
     /// The work panicked, or the supervisor's own actor did.
@@ -95,10 +105,17 @@ impl EndReason {
         matches!(self, Self::Superseded | Self::Expired)
     }
 
+    pub(crate) fn failed(error: impl fmt::Display) -> Self {
+        Self::Failed { reason: printable_start(error.to_string().trim(), LONGEST_FAILURE) }
+    }
+
     pub(crate) fn stopped(request: &StopRequest) -> Self {
         Self::Stopped { by: request.by.clone(), reason: request.reason.clone() }
     }
 }
+
+/// Bytes of a failure's reason, as many as of a reason to stop.
+const LONGEST_FAILURE: usize = 1_000;
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -113,6 +130,8 @@ impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Completed => f.write_str("completed"),
+            Self::Failed { reason } if reason.is_empty() => f.write_str("failed"),
+            Self::Failed { reason } => write!(f, "failed: {}", printable(reason)),
             Self::Dropped => f.write_str("dropped"),
             Self::Panicked => f.write_str("panicked"),
             Self::Stopped { by, reason } => {
@@ -136,5 +155,5 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// Lets work return with `?` why one of its [`Task`](crate::Task)s was cut short.
+/// Lets work use `?` to return the reason why one of its [`Task`](crate::Task)s was cut short.
 impl std::error::Error for EndReason {}

@@ -42,6 +42,9 @@ pub enum AcquireError {
     /// The holder's label or the phase cannot be stored. Certain: nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidText),
+    /// The durations of the request cannot work. Certain: nothing was asked.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
 }
 
 impl AcquireError {
@@ -272,6 +275,10 @@ impl<T> fmt::Debug for ScopeError<T> {
 
 impl<T> fmt::Display for ScopeError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Only of a value that was taken: otherwise this is no error.
+        if self.ended.reason == EndReason::Completed {
+            return f.write_str("the work has completed, and another handle has taken its value");
+        }
         write!(f, "the run ended before its work did: {}", self.ended.reason)?;
         match self.ended.gave_up {
             true => f.write_str("; the work has not ended and was given up"),

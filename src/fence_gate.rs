@@ -186,16 +186,16 @@ impl FenceGate {
         (highest > 0).then(|| highest.into())
     }
 
-    /// The least fence for which the gate can vouch. From this fence on, the gate knows every greater fence of the same
-    /// session that was ever admitted here. Zero if the gate has forgotten nothing. The number is also an instant, in
-    /// microseconds since 1970.
+    /// The least fence for which the gate can vouch. For this fence and every greater one, the gate knows whether a
+    /// still greater fence of the same session was ever admitted here. Zero if the gate has forgotten nothing. The
+    /// number is also an instant, in microseconds since 1970.
     pub fn vouches_from(&self) -> FencingToken {
         self.vouches_from.load(Ordering::Acquire).into()
     }
 
     /// Forgets sessions whose greatest fence was issued before this instant, to keep the gate small. Afterwards the
-    /// gate vouches only from this instant on. A [strict](Self::strict) gate loses nothing else than that older runs
-    /// can no longer write.
+    /// gate vouches only from this instant on. The only cost for a [strict](Self::strict) gate is that older runs can
+    /// no longer write.
     pub fn forget_before(&self, instant: SystemTime) {
         let from = micros(instant);
         let mut known = self.lock();

@@ -7,8 +7,8 @@ mod sqlite;
 
 /// A connection of the host application: a `PgConnection` or `SqliteConnection` of sqlx, such as `&mut *transaction`.
 ///
-/// The statements of tenure on it become a part of the open transaction. Without an open transaction they are refused.
-/// This trait is sealed.
+/// tenure's statements on this connection become a part of its open transaction. Without an open transaction they are
+/// refused. This trait is sealed.
 pub trait HostConnection: sealed::Statements {}
 
 pub(crate) mod sealed {

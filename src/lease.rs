@@ -61,7 +61,8 @@ pub(crate) struct Lease {
     state: State,
     renewal: Call,
     release: Call,
-    /// Attempts ever made. The number tells an answer from the answer to an earlier attempt.
+    /// How many attempts were ever made. Each answer carries the number of its attempt, so that a late answer to an
+    /// earlier attempt is recognised.
     attempts: u64,
     /// Unanswered attempts in a row.
     failures: u32,

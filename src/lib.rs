@@ -62,8 +62,9 @@
 //!   promoted, the difference between its clock and the old primary's counts as a jump. A larger jump makes leases
 //!   expire early. The holder learns this at its next renewal, and its work is then ended at once. A jump back never
 //!   gives a session to two runs. It only keeps the session of a dead run closed for longer.
-//! - **A3** *The local boot clock's rate is within 1 % of the database's.* A slower local clock would trust the lease
-//!   for too long. The safety margin absorbs a difference of up to 20 %.
+//! - **A3** *The local boot clock's rate is within 1 % of the database's.* A slower local clock trusts the lease for
+//!   too long. With the default timing, a difference of up to 10 % does no harm: the work is gone before another run
+//!   gets the session. Up to 20 %, trust still ends before that, but the work may not have.
 //! - **A4** *Work stops within `safety_margin/2` after its token is cancelled, or it presents its fencing token to
 //!   every resource that it writes.* Async work in a [scope](Run::scope) is dropped by then. Work that blocks its
 //!   thread cannot be dropped.
@@ -94,8 +95,9 @@
 //!   compared with a local one.
 //! - **I3** *The end is final.* The token is cancelled exactly once, the first reason wins, and no later reply revives
 //!   the run. Every input first checks `now >= trusted_until`.
-//! - **I4** *Every write names its run.* Renew, release and a request to stop match the key **and** the run id. Acquire
-//!   takes only a free or expired row. An answer of zero rows is an outcome with a name.
+//! - **I4** *Every write names its run.* Renew and release match the key **and** the run id. A request to stop changes
+//!   only the row of the run that holds the session, or of the run that it names. Acquire takes only a free or expired
+//!   row. An answer of zero rows is an outcome with a name.
 //! - **I5** *A renewal never revives an expired lease.* It never extends a lease that is inside its safety margin, and
 //!   it never waits behind another session's row.
 //! - **I6** *Release comes last.* The order is: cancel the token, keep renewing until the work and everything that it
@@ -113,10 +115,10 @@
 //! - **I10** *Nothing starves renewals*: not acquires, not the application's pool, runtime or CPU-bound work, not a
 //!   slow listener, not thousands of watchers, not one locked row. SQLite allows one writer at a time, so there a
 //!   renewal may wait for another writer. A busy time-out shorter than `renew_timeout` bounds that wait.
-//! - **I11** *Means before promise.* A session is granted only while the connections that will renew and release it are
-//!   open. Connecting has its own time-out, takes no time from a statement, and begins before a connection is needed.
-//!   If a connection cannot be had, the caller learns it before its work starts.
-//! - **I12** *What is incidental costs no lease*: labels, phases, reasons, hints, events, watchers. If one of them
+//! - **I11** *Connections come before the grant.* A session is granted only while the connections that will renew and
+//!   release it are open. Connecting has its own time-out, takes no time from a statement, and begins before a
+//!   connection is needed. If a connection cannot be had, the caller learns it before its work starts.
+//! - **I12** *Nothing incidental costs a lease*: labels, phases, reasons, hints, events, watchers. If one of them
 //!   fails, it fails alone.
 //! - **I13** *A certain loss leaves no grace.* Once it is known that the row belongs to another run, is gone, or is too
 //!   near its expiry to be renewed again, another run may be at work. This run's work is then dropped or killed at
@@ -152,9 +154,11 @@
 //!   complete tests to start from.
 //! - `tower`: a layer that refuses late writers in front of an HTTP service ([`fence_gate::FenceLayer`]).
 //! - `cli`: the command `tenure`.
-//! - `serde`: `Serialize` for all that is shown to clients, and `Deserialize` for what a client reads: keys, ids,
-//!   labels and phases with the checks of their constructors, refusals ([`Busy`]), holders, states, requests to stop,
-//!   and ends.
+//! - `serde`: `Serialize` for every value that a server may show to its clients, and `Deserialize` for those that a
+//!   client may read: keys, ids, labels and phases with the checks of their constructors, refusals ([`Busy`]), holders,
+//!   states, requests to stop, and ends.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod actor;
 mod apart;

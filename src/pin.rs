@@ -20,9 +20,9 @@
 //! # What it promises
 //!
 //! Once [`pin`](crate::RunContext::pin) has succeeded, no other run is granted the session until the transaction ends.
-//! This holds even if the lease is released or expires in the meantime, or would be taken over or swept. So everything
-//! that the transaction writes is committed before any later run begins. The promise does not depend on a clock, on
-//! this process being alive, or on any message reaching it.
+//! This holds even if, in the meantime, the lease expires, or somebody tries to release it, take it over or sweep it.
+//! So everything that the transaction writes is committed before any later run begins. The promise does not depend on a
+//! clock, on this process being alive, or on any message reaching it.
 //!
 //! Pin in the outermost transaction, not in a nested one. Rolling back to a savepoint from before the pin gives the pin
 //! up.
@@ -47,8 +47,8 @@
 //!
 //! # SQLite
 //!
-//! Pinning works from SQLite 3.42 on. A host may use an older SQLite beside sqlx. With that, the statement finds no
-//! lease to be held.
+//! Pinning works from SQLite 3.42 on. A host may use an older SQLite beside sqlx. There, the statement never finds that
+//! the run holds its lease.
 //!
 //! The leases and the host's tables must be in the same file. The statement, [`SQLITE`], is a write, which makes the
 //! transaction the file's only writer. Until the transaction ends nobody else writes, and **no session in that file is

@@ -9,7 +9,7 @@
 //! 2. the processes in a group or session that a member leads or has led;
 //! 3. the processes that were started with the marker in their environment. The run's id is part of the marker's
 //!    *name*. So a run inside another run adds its own marker and hides none;
-//! 4. every process that the same value has found before, and its descendants;
+//! 4. every process that the same `ProcessTree` has found before, and its descendants;
 //! 5. every descendant of this process, if the tree was built
 //!    [`with_all_below_this_process`](ProcessTree::with_all_below_this_process). In a sub-reaper ([`become_subreaper`])
 //!    that is complete, because no fork can leave it.
@@ -113,10 +113,11 @@ pub fn become_subreaper() -> std::io::Result<()> {
     Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
 }
 
-/// The processes of one run. A value finds them, and remembers those that it has found.
+/// Finds the processes of one run, and remembers those that it has found.
 ///
-/// This process itself is never a member. A clone has the same memory, and then its own. Several values of the same
-/// tree may look and end at the same time.
+/// This process itself is never a member. A clone starts with everything that the original has found, and remembers on
+/// its own from then on. Several `ProcessTree`s of the same run may look for its processes, and end them, at the same
+/// time.
 #[derive(Debug, Clone)]
 pub struct ProcessTree {
     census: Census,
@@ -152,8 +153,9 @@ impl ProcessTree {
         self
     }
 
-    /// Lets processes with these names live on, and their descendants. This is for helpers that are meant to be shared,
-    /// such as a build daemon. They are not members. [`TreeEnd::left`] lists those with one of the names.
+    /// Lets processes with these names, and the descendants of these processes, live on. This is for helpers that are
+    /// meant to be shared, such as a build daemon. They are not members. [`TreeEnd::left`] lists those with one of the
+    /// names.
     ///
     /// A name is the one that the kernel keeps (`ps -o comm`), cut to 15 bytes. The root is a member whatever its name
     /// is.
@@ -166,7 +168,8 @@ impl ProcessTree {
     /// Looks for members, and returns those that are alive. Stopped processes are alive.
     ///
     /// This reads the process table, which takes milliseconds. Callers that look at the same time share one reading. A
-    /// member that this value has found once remains known, even if it leaves its parents and hides its marker later.
+    /// member that this `ProcessTree` has found once remains known, even if it leaves its parents and hides its marker
+    /// later.
     pub fn members(&mut self) -> Vec<Member> {
         self.census.scan(&Patience::default()).map_or_else(Vec::new, |look| look.members)
     }

@@ -25,7 +25,7 @@
 //! - **No waiting for a stranger's lock.** If another transaction has locked the row, the outcome is `Locked`: nothing
 //!   was changed, and the caller may try again.
 //! - **Every write names its run** (invariant I4). An acquire replaces another run only in an expired row, and a sweep
-//!   deletes only expired rows. All other writes change only the row of their own run.
+//!   deletes only expired rows. Every other write changes only the row of the run that it names.
 //! - **Each statement is its own transaction.** If the future of a call is dropped half-way, the connection is unusable
 //!   and the effect of the call is unknown. Drop the connection, too.
 //!
@@ -106,8 +106,8 @@ pub use postgres::{Login, LoginRequest, PostgresStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
 
-/// How long after its expiry a row may be swept: one hour. Until then people can still see what happened, and no step
-/// back of the clock that an operator would make brings the lease back to life.
+/// How long after its expiry a row may be swept: one hour. Until then people can still see what happened, and an
+/// ordinary correction of the clock, backwards, does not bring the lease back to life.
 pub const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 
 /// The most items that a caller should hand over in one call. With more, PostgreSQL may choose a plan that takes

@@ -37,6 +37,7 @@ use crate::{
 
 mod builder;
 mod connections;
+mod local;
 mod looking;
 mod request;
 mod start;
@@ -130,6 +131,7 @@ impl LeaseSupervisor {
             key: key.clone(),
             holder: None,
             phase: None,
+            stop_grace: None,
             limits: Vec::new(),
             events: None,
         }
@@ -321,7 +323,7 @@ impl LeaseSupervisor {
         let host = || inner.host.lock().unwrap_or_else(PoisonError::into_inner);
         let over = host().as_ref().map(|host| host.over.clone());
         if let Some(over) = over {
-            // This is the last thing that the thread does, so joining it takes no time.
+            // Sending `over` is the last thing that the thread does, so joining the thread takes no time.
             let _ = over.await;
             let thread = host().take().map(|host| host.thread);
             let _ = thread.map(JoinHandle::join);
@@ -353,7 +355,8 @@ impl Drop for Inner {
         }
         self.registry.do_send(Shutdown { grace: self.timing.stop_grace(), reply: None });
         let has_thread = self.host.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
-        // Blocking the thread of a task may keep the work on that thread from ending, and its release from being sent.
+        // If this thread runs a task, blocking it may keep other work on the thread from ending, and so delay the
+        // release of that work's session.
         if has_thread && tokio::task::try_id().is_none() {
             let (released, are_released) = mpsc::channel();
             self.registry.do_send(Farewell { released });

@@ -168,7 +168,7 @@ impl MachineCycle {
     /// A lease that was just granted.
     ///
     /// # Panics
-    /// Never: a ttl of 30 s is within bounds, and just granted is in time.
+    /// Never: a ttl of 30 s is within bounds, and a lease that was just granted is in time.
     #[allow(clippy::new_without_default, reason = "not a value of any use outside the benches")]
     pub fn new() -> Self {
         let (ttl, now) = (Duration::from_secs(30), BootInstant::from_nanos(1));

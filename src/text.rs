@@ -52,7 +52,20 @@ pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
-/// `\n`, `\u{202e}`.
+/// The beginning of a text as [`printable`], in at most this many bytes, with an ellipsis for what is left out.
+pub(crate) fn printable_start(text: &str, max_bytes: usize) -> String {
+    let start = &text[..text.floor_char_boundary(max_bytes)];
+    let mut shown = printable(start).into_owned();
+    if start.len() < text.len() || shown.len() > max_bytes {
+        shown.truncate(shown.floor_char_boundary(max_bytes - ELLIPSIS.len_utf8()));
+        shown.push(ELLIPSIS);
+    }
+    shown
+}
+
+const ELLIPSIS: char = '…';
+
+/// Escapes one character, as `\n` or `\u{202e}`.
 fn escape(char: char) -> impl Iterator<Item = char> {
     char.escape_default()
 }
@@ -69,8 +82,8 @@ fn is_seen(char: char) -> bool {
 }
 
 /// Whether the standard library calls a character printable: it is no control or format character, no blank, and has a
-/// meaning. The library shows this only by what `escape_debug` escapes. After another character, it does not escape a
-/// combining one.
+/// meaning. The library shows this only by what `escape_debug` escapes. `escape_debug` does not escape a combining
+/// character that follows another character, hence the `x` before it.
 fn is_printable(char: char) -> bool {
     let mut buffer = [b'x'; 5];
     let length = 1 + char.encode_utf8(&mut buffer[1..]).len();
@@ -100,6 +113,14 @@ mod tests {
         {
             assert_eq!(printable(text), text);
         }
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!(printable_start("12345678", 8), "12345678");
+        assert_eq!(printable_start("123456789", 8), "12345…");
+        assert_eq!(printable_start("1234éé", 7), "1234…");
+        assert_eq!(printable_start("1\u{202e}2", 8), "1\\u{2…");
     }
 
     #[test]

@@ -75,7 +75,9 @@ fn holders_stop_requests_and_states_read_back() {
 fn ends_and_runs_read_back() {
     let limits = [Limit::MaxDuration(Duration::from_secs(9)), Limit::MaxSilence(Duration::from_millis(1))];
     let stopped = EndReason::Stopped { by: Some("desk".to_owned()), reason: Some("enough".to_owned()) };
-    let reasons = [EndReason::Completed, stopped, EndReason::Unconfirmed].into_iter();
+    let failed = EndReason::Failed { reason: "no such model".to_owned() };
+    assert_eq!(serde_json::to_value(&failed).unwrap(), json!({ "reason": "failed", "why": "no such model" }));
+    let reasons = [EndReason::Completed, failed, stopped, EndReason::Unconfirmed].into_iter();
     for reason in reasons.chain(limits.map(|limit| EndReason::TimedOut { limit })) {
         reads_back::<Ended>(&ended(reason));
     }

@@ -12,12 +12,16 @@ mod closing;
 mod connecting;
 #[path = "simulated/ending.rs"]
 mod ending;
+#[path = "simulated/failed.rs"]
+mod failed;
 #[path = "simulated/failing.rs"]
 mod failing;
 #[path = "simulated/limits.rs"]
 mod limits;
 #[path = "simulated/listeners.rs"]
 mod listeners;
+#[path = "simulated/local.rs"]
+mod local;
 #[path = "simulated/outages.rs"]
 mod outages;
 #[path = "support/panics.rs"]

@@ -29,6 +29,7 @@ const LONG_GRACE: Duration = Duration::from_secs(600);
 on_every_backend! {
     i6_a_thousand_scopes_that_are_shut_down_under_load_leave_nothing_behind
     work_bound_to_its_run_is_found_by_its_session_and_ends_with_it
+    i6_work_that_fails_is_not_completed_and_frees_its_session_last
     i6_blocking_work_keeps_its_session_until_it_returns
     i10_a_run_that_says_its_phase_all_the_time_disturbs_no_other
 }
@@ -129,12 +130,40 @@ async fn work_bound_to_its_run_is_found_by_its_session_and_ends_with_it(backend:
         Err(AcquireError::Busy(busy)) => busy,
         other => panic!("{other:?}"),
     };
+    let found = supervisor.local(&key("chat")).await.expect("it works here");
+    let found = found.scope_handle::<tenure::FencingToken>().expect("in a task of its own");
+    assert!(found.context().run_id() == run_id && other.local(&key("chat")).await.is_none());
+    assert!(supervisor.runs().await.len() == 1 && other.runs().await.is_empty());
     assert_eq!((busy.holder().run_id, busy.holder().phase.as_str()), (run_id, "working"));
     go_on.cancel();
     assert_eq!(handle.attach().await.unwrap(), busy.holder().fence);
+    assert_eq!(found.join().await.unwrap(), busy.holder().fence);
     let next = other.acquire(&key("chat")).await.unwrap();
     assert!(next.fence() > busy.holder().fence);
     assert!(next.release().await.released);
+}
+
+async fn i6_work_that_fails_is_not_completed_and_frees_its_session_last(backend: impl Reachable) {
+    let (supervisor, other) = (supervisor(&backend, TTL).await, supervisor(&backend, TTL).await);
+    let run = supervisor.acquire(&key("chat")).await.unwrap();
+    let (context, looks) = (run.context(), other.clone());
+    let (saw, seen) = tokio::sync::oneshot::channel();
+    let returned = run
+        .try_scope(async |ctx| {
+            drop(ctx.spawn(async move {
+                context.cancelled().await;
+                let refused = looks.acquire(&key("chat")).await;
+                saw.send((context.cancelled().await, matches!(refused, Err(AcquireError::Busy(_)))))
+            }));
+            Err::<(), _>("no such model")
+        })
+        .await;
+    assert_eq!(returned.unwrap(), Err("no such model"));
+    let failed = EndReason::Failed { reason: "no such model".into() };
+    assert_eq!(seen.await, Ok((failed, true)), "the session was kept until the sub-task had ended");
+    other.acquire(&key("chat")).await.unwrap().fail("nothing was done");
+    let report = supervisor.shutdown(LONG_GRACE).await;
+    assert!(report.left.is_empty(), "{:?}", report.left);
 }
 
 /// It outlives its grace, and nothing can drop it.

@@ -193,7 +193,7 @@ impl Attempts {
     }
 }
 
-/// A run that has no owner: its acquire was not handed out, or no longer can be. Its rows must be released.
+/// A run that has no owner: its grant was not handed out, or no longer can be. Its rows must be released.
 pub(crate) struct Orphan {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
@@ -205,7 +205,8 @@ pub(crate) struct Orphan {
 /// release is not enough, because it may reach the database before the acquire that it is to undo. Once `given_up` is
 /// cancelled there is only one last attempt.
 ///
-/// Returns whether nothing of the orphan is left, as far as the database has said.
+/// Returns `false` only if the one attempt after `given_up` did not confirm that nothing of the orphan is left. Also
+/// returns `true` when one ttl has passed without a confirmation.
 pub(crate) async fn compensate(
     orphan: Orphan,
     lane: LaneAddr<Releasing>,

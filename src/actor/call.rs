@@ -17,7 +17,7 @@ pub(crate) async fn answer<T>(
     answered.unwrap_or_else(|_elapsed| Err(StoreError::silent(location, within)))
 }
 
-/// The same without a time-out, for a caller that has its own.
+/// Like [`answer`], without a time-out, for a caller that has its own.
 pub(crate) async fn caught<T>(
     location: &str,
     call: impl Future<Output = Result<T, StoreError>>,

@@ -30,6 +30,8 @@ pub(crate) struct Hints {
     pub(crate) patience: Duration,
     /// How long the connection may be silent before it is checked.
     pub(crate) silence: Duration,
+    /// How long the connection is kept without a session.
+    pub(crate) rest_after: Duration,
     pub(crate) registry: Addr<Registry>,
     pub(crate) is_busy: watch::Receiver<bool>,
 }
@@ -49,11 +51,16 @@ impl Hints {
                 Ok(None) => return,
                 Ok(Some(mut listener)) => {
                     failures = 0;
-                    let Some(lost) = over.run_until_cancelled(self.heed(&mut *listener)).await else {
-                        let _ = timeout(GOODBYE, listener.close()).await;
-                        return;
-                    };
-                    lost
+                    match over.run_until_cancelled(self.heed(&mut *listener)).await {
+                        Some(Err(lost)) => lost,
+                        rests => {
+                            let _ = timeout(GOODBYE, listener.close()).await;
+                            match rests {
+                                Some(_) => continue,
+                                None => return,
+                            }
+                        }
+                    }
                 }
                 Err(error) => error,
             };
@@ -80,16 +87,16 @@ impl Hints {
         timeout(within, opening).await.unwrap_or_else(silent).map(Some)
     }
 
-    /// Follows the hints until the connection fails.
-    async fn heed(&mut self, listener: &mut dyn Listener) -> StoreError {
+    /// Follows the hints until the connection fails, or until there has been no session for a while.
+    async fn heed(&mut self, listener: &mut dyn Listener) -> Result<(), StoreError> {
         // Requests may have been recorded while nobody listened.
         self.look(None).await;
         loop {
             if !*self.is_busy.borrow_and_update() {
-                self.until_busy().await;
-                if let Err(error) = self.check(listener).await {
-                    return error;
+                if timeout(self.rest_after, self.until_busy()).await.is_err() {
+                    return Ok(());
                 }
+                self.check(listener).await?;
             }
             match timeout(self.silence, listener.next()).await {
                 Ok(Ok(None)) => {}
@@ -97,12 +104,8 @@ impl Hints {
                 Ok(Ok(Some(Hint::Replaced))) => self.registry.do_send(ConfirmAll),
                 // Many runs may be asked to stop at once, so do not wait until this one's row is read.
                 Ok(Ok(Some(Hint::Stop(run_id)))) => self.registry.do_send(LookForStops(Some(run_id))),
-                Ok(Err(error)) => return error,
-                Err(_elapsed) => {
-                    if let Err(error) = self.check(listener).await {
-                        return error;
-                    }
-                }
+                Ok(Err(error)) => return Err(error),
+                Err(_elapsed) => self.check(listener).await?,
             }
         }
     }

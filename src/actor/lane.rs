@@ -74,7 +74,8 @@ impl<V: Verb> LaneAddr<V> {
         self.ask_noting(item, alone, Arc::default())
     }
 
-    /// The same for a caller that may not wait for the answer. `sent` becomes true when the statement is sent.
+    /// Like [`ask`](Self::ask), for a caller that may stop waiting before the answer comes. `sent` becomes true when
+    /// the statement is sent.
     pub(crate) fn ask_noting(
         &self,
         item: V::Item,

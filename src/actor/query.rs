@@ -36,7 +36,8 @@ pub(crate) enum Query {
     Look(Vec<SessionKey>, Reply<Vec<Option<Holder>>>),
     Stop(StopRun, Reply<StopOutcome>),
     List(Page, Reply<Vec<SessionStatus>>),
-    /// The standby that this connection is to, if it is not to the server that takes writes.
+    /// The standby that the queries' connection goes to. `None` if that connection goes to the server that takes
+    /// writes.
     Standby(Reply<Option<Standby>>),
     Sweep(u32, Reply<u64>),
     Probe(Reply<()>),

@@ -10,6 +10,7 @@ use std::{
 };
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
+use futures::channel::oneshot;
 use tokio::sync::watch;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -28,7 +29,7 @@ use crate::{
     },
     clock::{Gap, Reading, instant},
     end::EndReason,
-    run::{RunMessage, Shared},
+    run::{RunContext, RunMessage, Shared},
     session::{Holder, Label, NodeId, RunId, SessionKey},
 };
 
@@ -97,6 +98,14 @@ struct Running {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct ConfirmAll;
+
+/// A caller looks for the run of one session in this process, or for all runs.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct FindRuns {
+    pub(crate) of: Option<SessionKey>,
+    pub(crate) reply: oneshot::Sender<Vec<RunContext>>,
+}
 
 /// An orphan was released or given up.
 #[derive(Message)]
@@ -209,6 +218,20 @@ impl Handler<ConfirmAll> for Registry {
     }
 }
 
+impl Handler<FindRuns> for Registry {
+    type Result = ();
+
+    fn handle(&mut self, FindRuns { of, reply }: FindRuns, _: &mut Context<Self>) {
+        let run_of = |session: &LocalSession| session.running.as_ref().map(Running::context);
+        let found = match of {
+            Some(key) => self.sessions.get(&key).and_then(run_of).into_iter().collect(),
+            None => self.sessions.values().filter_map(run_of).collect(),
+        };
+        // Whoever does not wait any more has dropped the receiver.
+        let _ = reply.send(found);
+    }
+}
+
 impl Handler<RunFinished> for Registry {
     type Result = ();
 
@@ -245,10 +268,14 @@ impl Handler<Compensated> for Registry {
 }
 
 impl Running {
+    fn context(&self) -> RunContext {
+        RunContext::new(self.shared.clone(), self.actor.clone().recipient())
+    }
+
     /// What this process knows of its own run, for a refusal without the database.
     fn holder(&self, links: &Links) -> Holder {
-        // Not the end of trust as the work sees it: that ends with a stop, but the row is renewed until the work has
-        // ended.
+        // This is not the end of trust that the work sees. For the work, trust ends with a stop, but the row is renewed
+        // until the work has ended.
         let expires_at = self.shared.renewed_until() + links.run.timing.safety_margin();
         Holder {
             run_id: self.shared.run_id,

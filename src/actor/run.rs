@@ -1,7 +1,7 @@
 //! The actor of one run. It owns the lease, the timer and the token, and awaits nothing.
 //!
-//! This file handles the inputs: answers of the database, messages, and time. Each goes to the machine. [`acting`] then
-//! carries out what the machine decides.
+//! This file handles the inputs: answers of the database, messages, and time. Each goes to the state machine of the
+//! [lease](crate::lease). [`acting`] then carries out what the machine decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -72,7 +72,8 @@ pub(crate) struct RunFinished {
     pub(crate) quarantine_until: Option<BootInstant>,
 }
 
-/// How long after a phase was set the actor reads it. Phases that were set meanwhile are skipped.
+/// The pause between the message that a phase was set and the reading of the phase. Phases that were set meanwhile are
+/// skipped.
 const PHASE_PAUSE: Duration = Duration::from_millis(25);
 
 impl RunActor {

@@ -45,7 +45,8 @@ pub(crate) struct Watching(mpsc::UnboundedSender<Command>);
 pub(crate) struct Watcher {
     store: SharedStore,
     clock: SharedClock,
-    /// A statement may take as long as connecting may, or as long as a poll on the slowest line.
+    /// How long a statement may take: as long as connecting or a query may, whichever is longer, but at least 2 s and
+    /// at most 30 s.
     bounds: Bounds,
     /// The events of this process's runs, so that watchers see them at once.
     events: EventSource,

@@ -44,7 +44,7 @@ impl FenceLayer {
         Self { gate, is_optional: false }
     }
 
-    /// Lets writes without a fence pass, for as long as not all clients send one.
+    /// Lets writes without a fence pass. Use this until all clients send a fence.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.is_optional = true;

@@ -1,6 +1,6 @@
 -- Remembers a fence, in the transaction that writes what the fence guards. $1 account, $2 session, $3 fence.
--- Returns one row: seen is the greatest fence. If it is greater than $3, the writer is late: roll back. If it equals $3,
--- the writer may write.
+-- Returns one row: seen is the greatest fence. If it is greater than $3, the writer is late: roll back. If it
+-- equals $3, the writer may write.
 WITH held AS MATERIALIZED (
     -- One run may write in many transactions at once. A later run waits until they have ended.
     SELECT fence

@@ -19,9 +19,10 @@ pub(crate) enum Action {
     PhaseShown(RunPhase),
     /// Cancel the run's token. Comes at most once.
     Cancel(EndReason),
-    /// The work's grace has passed: drop or kill it.
+    /// The work has no grace, or none is left: drop or kill the work.
     Kill,
-    /// Another run may already hold the session. Comes at most once, before the work is killed.
+    /// Another run may already hold the session. Comes at most once: before [`Kill`](Self::Kill), or after it if the
+    /// loss becomes certain only then.
     Overtaken,
     /// Stop waiting for the work, though it has not ended. Comes at most once, and only if `stuck_limit` is set.
     GiveUp,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Action, Lease, News, Released, State};
 use crate::{backoff::backoff_by, clock::BootInstant, config::Timing, session::RunPhase};
 
-/// The state of the one statement of a kind: when it is due, or by when its answer is overdue.
+/// The state of the renewal or of the release: when it is due, or when its answer becomes overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Call {
     Due { at: BootInstant, alone: bool },

@@ -476,7 +476,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Drives a machine and keeps the invariants' own books.
+/// Drives a machine, and keeps its own record of what happened, to check the invariants against it.
 struct Rig {
     lease: Lease,
     now: BootInstant,

@@ -17,7 +17,7 @@ use crate::end::EndReason;
 pub struct ChildTree {
     pid: u32,
     /// The child's standard input, if the command asked for a pipe. `tokio::process::ChildStdin::from_std` makes an
-    /// async pipe of it, and the other two have the same.
+    /// async pipe of it. The types of the other two pipes have a function of the same name.
     pub stdin: Option<ChildStdin>,
     /// The child's standard output, if the command asked for a pipe.
     pub stdout: Option<ChildStdout>,

@@ -20,7 +20,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// How long killed processes may take to disappear. Freeing much memory takes a while.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// The same while new processes keep appearing.
+/// How long killing may take in all while new processes keep appearing.
 const FORK_PATIENCE: Duration = Duration::from_secs(30);
 /// How long all members may take to stop before they are killed in any case.
 const FREEZE_PATIENCE: Duration = Duration::from_millis(200);
@@ -29,7 +29,7 @@ const QUIET: Duration = Duration::from_millis(10);
 /// How many empty looks in a row prove that no member is left. One is not enough, because the table is not read at one
 /// instant.
 const LOOKS_FOR_PROOF: u32 = 2;
-/// How many empty looks have to do if no look is complete, because other processes fork too fast.
+/// How many empty looks count as proof if no look is complete because other processes fork too fast.
 const INCOMPLETE_LOOKS_FOR_PROOF: u32 = 20;
 
 /// A tree that is being ended. This is for a caller with a loop of its own. Otherwise use

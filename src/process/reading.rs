@@ -2,7 +2,7 @@
 //!
 //! A reading shows the state at some instant while it lasted. So a caller never gets a reading that had begun before it
 //! asked, however recent. All callers that ask while a reading is under way share the next one. No caller gets a
-//! reading that was given up. A result is dropped when no caller waits for it any more.
+//! reading that was given up. A reading is dropped when no caller waits for it any more.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -205,7 +205,7 @@ pub(super) fn list() -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The children of a process. None if the kernel does not list them.
+/// The children of a process. Empty if the kernel does not list them.
 pub(super) fn children(pid: i32) -> Vec<i32> {
     // The kernel lists a child under the thread that started it.
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

@@ -60,7 +60,7 @@ impl RunContext {
         let refused = || ChildError::Ended(self.shared.reason_so_far());
         let entry = WorkEntry::of_child(self.clone()).ok_or_else(refused)?;
         let asked_to_end = CancellationToken::new();
-        // In addition to the run's own marker, so that each of several children can be ended alone.
+        // The child gets this marker in addition to the run's own, so that each of several children can be ended alone.
         let marker = format!("TENURE_CHILD_{}", RunId::random().as_uuid().simple());
         let (context, asked) = (self.clone(), asked_to_end.clone());
         let warden = Warden { context, asked_to_end: asked, marker: marker.clone() };
@@ -107,7 +107,7 @@ impl Warden {
             }
             thread::sleep(LOOK_AGAIN);
         };
-        // Not before: waiting for the child frees its process id and its group's id for other processes.
+        // The child is reaped only now, because reaping it frees its process id and its group's id for other processes.
         let status = child.try_wait().ok().flatten();
         ChildEnd { status, tree: end }
     }
@@ -119,7 +119,8 @@ impl Warden {
             (Box::pin(shared.told_to_end().cancelled()), Box::pin(self.asked_to_end.cancelled()));
         match block_on(select(select(exited, asked), run_ends)) {
             Either::Left(_) => shared.timing.stop_grace(),
-            // No bound here: the machine decides when the grace is over, and `killed` is cancelled then.
+            // There is no bound here: the lease's state machine decides when the grace is over, and then `killed` is
+            // cancelled.
             Either::Right(_) => Duration::MAX,
         }
     }

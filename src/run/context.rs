@@ -1,4 +1,4 @@
-//! What work under a run sees of the run, and may ask of it.
+//! The handle through which the work under a run reads the run's state and makes requests of it.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ pub struct RunContext {
 }
 
 impl RunContext {
-    pub(super) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, actor: Recipient<RunMessage>) -> Self {
         Self { shared, actor }
     }
 
@@ -75,6 +75,16 @@ impl RunContext {
     pub fn stop(&self, reason: impl Into<String>) {
         if self.shared.ask_to_stop() {
             self.tell_to_end(EndReason::Stopped { by: None, reason: Some(reason.into()) });
+        }
+    }
+
+    /// Ends the run as [`Failed`](EndReason::Failed), with the beginning of the reason's text, unless the run has already
+    /// ended. The token is cancelled at once. The lease is renewed until the work has ended.
+    ///
+    /// For work that returns its error there is [`try_scope`](super::Run::try_scope).
+    pub fn fail(&self, reason: impl fmt::Display) {
+        if self.shared.is_of_this_process() && self.shared.reason().is_none() {
+            self.tell_to_end(self.shared.end_in_time(EndReason::failed(reason)));
         }
     }
 

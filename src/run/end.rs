@@ -24,7 +24,7 @@ enum WorkStep {
     Working,
     /// The run is over for everybody. The work has its grace.
     ToldToEnd,
-    /// The grace has passed: the work is dropped or killed.
+    /// The grace has passed, or there was none: the work is dropped or killed.
     Killed,
     /// The work has not ended, and nobody waits for it any more.
     GivenUp,
@@ -38,7 +38,7 @@ enum RowStep {
     Held,
     /// The release was not confirmed in time. It may still be.
     NotAwaited,
-    /// It is known whether the session was released, or never will be.
+    /// It is known that the session was released, or that this run will never release it.
     Known {
         released: bool,
     },
@@ -49,7 +49,8 @@ struct Steps {
     work: WorkStep,
     row: RowStep,
     gave_up: bool,
-    /// Another run may already hold the session (invariant I13). If set, it is set before the work is killed.
+    /// Another run may already hold the session (invariant I13). Usually set before the work is killed. A late answer
+    /// may set it afterwards.
     overtaken: bool,
 }
 

@@ -1,6 +1,7 @@
 //! Methods of the guard that pass the call on to its context.
 
 use std::{
+    fmt,
     future::Future,
     time::{Duration, SystemTime},
 };
@@ -59,6 +60,11 @@ impl Run {
     /// See [`RunContext::stop`](super::RunContext::stop).
     pub fn stop(&self, why: impl Into<String>) {
         self.context.stop(why);
+    }
+
+    /// See [`RunContext::fail`](super::RunContext::fail).
+    pub fn fail(&self, reason: impl fmt::Display) {
+        self.context.fail(reason);
     }
 
     /// See [`RunContext::beat`](super::RunContext::beat).

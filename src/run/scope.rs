@@ -2,11 +2,12 @@
 //! has ended.
 
 use std::{
+    any::Any,
     fmt,
     future::Future,
     panic::AssertUnwindSafe,
     pin::pin,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use futures::{
@@ -65,7 +66,38 @@ impl Run {
     where
         F: AsyncFnOnce(RunContext) -> T,
     {
-        Scope { work, run: self }.run()
+        Scope { work, run: self }.run(|_| EndReason::Completed)
+    }
+
+    /// Like [`scope`](Self::scope), for work that can fail. If the work returns an error, the run ends as
+    /// [`Failed`](EndReason::Failed) with the beginning of the error's text, and what the work has started is told to
+    /// end. Returns what the work has returned.
+    ///
+    /// # Errors
+    /// [`ScopeError`] when the run ended before the work did, as with `scope`. The first reason stays, and the error
+    /// carries what the work returned.
+    ///
+    /// # Panics
+    /// As with `scope`.
+    ///
+    /// # Cancel safety
+    /// As with `scope`.
+    ///
+    /// ```no_run
+    /// # async fn agent(ctx: tenure::RunContext) -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # async fn example(run: tenure::Run) -> Result<(), Box<dyn std::error::Error>> {
+    /// let reply = run.try_scope(agent).await??;
+    /// # Ok(()) }
+    /// ```
+    pub fn try_scope<F, T, E>(
+        self,
+        work: F,
+    ) -> impl Future<Output = Result<Result<T, E>, ScopeError<Result<T, E>>>>
+    where
+        F: AsyncFnOnce(RunContext) -> Result<T, E>,
+        E: fmt::Display,
+    {
+        Scope { work, run: self }.run(own_end)
     }
 
     /// Runs work under this run in a task of its own. The work is bound to the run and not to the caller, so it goes on
@@ -80,21 +112,58 @@ impl Run {
     where
         F: FnOnce(RunContext) -> Fut + Send + 'static,
         Fut: Future<Output = T> + Send + 'static,
-        T: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.spawn_scope_ending(work, |_| EndReason::Completed)
+    }
+
+    /// The same for work that can fail, as with [`try_scope`](Self::try_scope).
+    ///
+    /// # Panics
+    /// Outside a tokio runtime. A panic of the work is in the [`ScopeError`].
+    pub fn spawn_try_scope<F, Fut, T, E>(self, work: F) -> ScopeHandle<Result<T, E>>
+    where
+        F: FnOnce(RunContext) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+        T: Send + 'static,
+        E: fmt::Display + Send + 'static,
+    {
+        self.spawn_scope_ending(work, own_end)
+    }
+
+    fn spawn_scope_ending<F, Fut, T>(self, work: F, end: fn(&T) -> EndReason) -> ScopeHandle<T>
+    where
+        F: FnOnce(RunContext) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
     {
         let handle = ScopeHandle { context: self.context(), outcome: Arc::default() };
         let (outcome, shared) = (handle.outcome.clone(), handle.context.shared.clone());
+        let found_again: Arc<dyn Any + Send + Sync> = outcome.clone();
+        // This consumes the guard, so there is no other outcome.
+        let _ = shared.outcome.set(Arc::downgrade(&found_again));
         let is_known = outcome.is_known.clone().drop_guard();
-        let scope = AssertUnwindSafe(self.scope(async move |ctx| work(ctx).await)).catch_unwind();
+        let scope = Scope { work: async move |ctx| work(ctx).await, run: self }.run(end);
+        let scope = AssertUnwindSafe(scope).catch_unwind();
         tokio::spawn(async move {
             // Dropped after the work: nobody is told that the work is over while it still exists.
             let _is_known = is_known;
             match scope.await {
-                Ok(result) => drop(outcome.result.set(result)),
+                Ok(result) => outcome.set(result),
                 Err(_panic) => shared.until_over().await,
             }
         });
         handle
+    }
+}
+
+impl RunContext {
+    /// A handle of the work that [`spawn_scope`](Run::spawn_scope) does under this run, for a host that has not kept one;
+    /// see [`LeaseSupervisor::local`](crate::LeaseSupervisor::local). `None` if the work was not started that way, if its
+    /// value is of another type, or if the work has ended and nobody has a handle any more.
+    pub fn scope_handle<T: Send + 'static>(&self) -> Option<ScopeHandle<T>> {
+        let outcome = self.shared.outcome.get()?.upgrade()?.downcast().ok()?;
+        Some(ScopeHandle { context: self.clone(), outcome })
     }
 }
 
@@ -105,7 +174,8 @@ struct Scope<F> {
 }
 
 impl<F> Scope<F> {
-    async fn run<T>(self) -> Result<T, ScopeError<T>>
+    /// `end` says how the run ends by what the work has returned, unless it has ended before.
+    async fn run<T>(self, end: fn(&T) -> EndReason) -> Result<T, ScopeError<T>>
     where
         F: AsyncFnOnce(RunContext) -> T,
     {
@@ -122,18 +192,23 @@ impl<F> Scope<F> {
                 None
             }
         };
-        if value.is_some() {
-            run.say_returned();
-        } else {
-            run.end(EndReason::Dropped);
+        let own = value.as_ref().map_or(EndReason::Dropped, end);
+        match own {
+            EndReason::Completed => run.say_returned(),
+            _ => run.end(own.clone()),
         }
         shared.until_over().await;
         // The first reason decides, so that everybody sees the same result.
         match (shared.ended(), value) {
-            (ended, Some(value)) if ended.reason == EndReason::Completed => Ok(value),
+            (ended, Some(value)) if ended.reason == own => Ok(value),
             (ended, value) => Err(ScopeError::new(ended, value)),
         }
     }
+}
+
+/// The reason with which work that can fail ends its run.
+fn own_end<T, E: fmt::Display>(returned: &Result<T, E>) -> EndReason {
+    returned.as_ref().err().map_or(EndReason::Completed, EndReason::failed)
 }
 
 /// A handle of work that was started by [`spawn_scope`](Run::spawn_scope). Clones are handles of the same work.
@@ -143,8 +218,11 @@ pub struct ScopeHandle<T> {
     outcome: Arc<ScopeOutcome<T>>,
 }
 
+type ScopeResult<T> = Result<T, ScopeError<T>>;
+
 struct ScopeOutcome<T> {
-    result: OnceLock<Result<T, ScopeError<T>>>,
+    /// Empty until the work has ended, and after its value was taken.
+    result: Mutex<Option<ScopeResult<T>>>,
     /// Cancelled when there is a result, or when none can come.
     is_known: CancellationToken,
 }
@@ -162,23 +240,50 @@ impl<T> ScopeHandle<T> {
     }
 }
 
-impl<T: Clone + Send + Sync + 'static> ScopeHandle<T> {
+impl<T: Send + 'static> ScopeHandle<T> {
+    /// Waits for the work and takes its value, which need not be `Clone`. Returns what [`scope`](Run::scope) would have
+    /// returned.
+    ///
+    /// Of several clones of a handle, the first one to join gets the value. If others still ask for it, use
+    /// [`attach`](Self::attach) instead.
+    ///
+    /// # Errors
+    /// [`ScopeError`] when the run ended before the work did. Its reason is `Panicked` when the work panicked. It is
+    /// `Completed`, without a value, when another clone has taken the value.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: a value that it has not returned stays there for other clones.
+    pub fn join(self) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
+        self.known(|result| result.take())
+    }
+
+    /// Waits until the work has ended, and looks at its result.
+    fn known(
+        &self,
+        look: fn(&mut Option<ScopeResult<T>>) -> Option<ScopeResult<T>>,
+    ) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
+        let (outcome, shared) = (self.outcome.clone(), self.context.shared.clone());
+        async move {
+            outcome.is_known.cancelled().await;
+            let result = look(&mut outcome.result.lock().unwrap_or_else(PoisonError::into_inner));
+            // Without a result, the value was taken, the work panicked, or its runtime was shut down. The run has ended.
+            result.unwrap_or_else(|| Err(ScopeError::new(shared.ended(), None)))
+        }
+    }
+}
+
+impl<T: Clone + Send + 'static> ScopeHandle<T> {
     /// Waits for the work, and returns what [`scope`](Run::scope) would have returned. Every call gets a clone of the
     /// result. Wrap a value that is costly to clone in an [`Arc`].
     ///
     /// # Errors
-    /// [`ScopeError`] when the run ended before the work did. Its reason is `Panicked` when the work panicked.
+    /// [`ScopeError`] when the run ended before the work did, or when another handle has [taken](Self::join) the value.
+    /// Its reason is `Panicked` when the work panicked.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     pub fn attach(&self) -> impl Future<Output = Result<T, ScopeError<T>>> + Send + 'static + use<T> {
-        let (outcome, shared) = (self.outcome.clone(), self.context.shared.clone());
-        async move {
-            outcome.is_known.cancelled().await;
-            let result = outcome.result.get().cloned();
-            // If there is no result, the work panicked or its runtime was shut down. Either has ended the run.
-            result.unwrap_or_else(|| Err(ScopeError::new(shared.ended(), None)))
-        }
+        self.known(|result| result.clone())
     }
 }
 
@@ -196,6 +301,12 @@ impl<T> fmt::Debug for ScopeHandle<T> {
 
 impl<T> Default for ScopeOutcome<T> {
     fn default() -> Self {
-        Self { result: OnceLock::new(), is_known: CancellationToken::new() }
+        Self { result: Mutex::default(), is_known: CancellationToken::new() }
+    }
+}
+
+impl<T> ScopeOutcome<T> {
+    fn set(&self, result: ScopeResult<T>) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
     }
 }

@@ -2,9 +2,10 @@
 //! was released.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -67,6 +68,9 @@ pub(crate) struct Shared {
     /// The work under this run: the guard, and everything that was started through its context.
     pub(super) works: Works,
     end: End,
+    /// The outcome of work in a task of its own, for those who attach to it. Weak, because nothing of the work may be
+    /// dropped on the supervisor's thread (invariant I10), and because a value may hold its own run.
+    pub(super) outcome: OnceLock<Weak<dyn Any + Send + Sync>>,
     /// The request to stop that counts, as far as this process knows.
     stop_request: Mutex<Option<StopRequest>>,
     /// Why the last attempt to release was not confirmed.
@@ -109,6 +113,7 @@ impl Shared {
             is_stuck: AtomicBool::new(false),
             works: Works::of_guard(),
             end: End::new(token),
+            outcome: OnceLock::new(),
             stop_request: Mutex::default(),
             release_refusal: Mutex::default(),
             origin: Origin::here(),
@@ -139,7 +144,8 @@ impl Shared {
         self.expires_at_micros.load(Ordering::Relaxed)
     }
 
-    /// Moves the end of trust after a confirmed renewal. Returns `false` if somebody has already seen trust end.
+    /// Moves the end of trust after a confirmed renewal. Returns `false` if trust is over for the work: somebody has
+    /// seen it end, or the run was told to end.
     pub(crate) fn extend(&self, trusted_until: BootInstant, expires_at_micros: i64) -> bool {
         self.expires_at_micros.store(expires_at_micros, Ordering::Relaxed);
         let extended = self.trust.extend(trusted_until);
@@ -166,7 +172,7 @@ impl Shared {
         }
     }
 
-    /// Whether no other run can have the session yet. May also be true after a stop.
+    /// Whether the lease still keeps every other run out of the session. May also be true after a stop.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn is_renewed(&self) -> bool {
         !self.renewed_for().is_zero()
@@ -203,8 +209,8 @@ impl Shared {
         first
     }
 
-    /// The same for work that has ended. If trust ended before the work did, the reason is `Unconfirmed`, even if
-    /// nobody has noticed the end of trust yet.
+    /// Like [`end`](Self::end), for work that has ended. If trust ended before the work did, the reason is
+    /// `Unconfirmed`, even if nobody has noticed the end of trust yet.
     pub(super) fn end_in_time(&self, reason: EndReason) -> EndReason {
         self.end(if self.is_trusted() { reason } else { EndReason::Unconfirmed })
     }

@@ -33,7 +33,8 @@ impl RunContext {
         Task { context: self.clone(), handle: tokio::spawn(self.track(future)) }
     }
 
-    /// The same for a sub-task that is not `Send`, on the current [`LocalSet`](tokio::task::LocalSet) or actix system.
+    /// Like [`spawn`](Self::spawn), for a sub-task that is not `Send`, on the current
+    /// [`LocalSet`](tokio::task::LocalSet) or actix system.
     ///
     /// # Panics
     /// Outside a `LocalSet` and an actix system.
@@ -45,7 +46,8 @@ impl RunContext {
         Task { context: self.clone(), handle: tokio::task::spawn_local(self.track(future)) }
     }
 
-    /// The same for work that blocks its thread, on the runtime's pool for such work.
+    /// Like [`spawn`](Self::spawn), for work that blocks its thread. The work runs on the runtime's pool for blocking
+    /// work.
     ///
     /// Such work cannot be ended from outside, so it should check [`is_held`](Self::is_held) now and then. Until it
     /// returns it keeps the session, which is shown as stuck when the grace is over.

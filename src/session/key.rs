@@ -66,8 +66,8 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-/// The id of one execution of a session: a fresh random UUID (v4) per attempt. Run ids have no order that means
-/// anything.
+/// The id of one execution of a session: a fresh random UUID (v4) per acquire. All attempts of an acquire use the same
+/// id. Run ids have no order that means anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(transparent))]

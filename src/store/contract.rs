@@ -96,7 +96,7 @@ impl fmt::Debug for dyn LeaseStore {
     }
 }
 
-/// The future [`Listener`] that [`LeaseStore::listen`] returns.
+/// The future that [`LeaseStore::listen`] returns. It resolves to a [`Listener`].
 pub type Listening = BoxFuture<'static, Result<Box<dyn Listener>, StoreError>>;
 
 /// A shared [`LeaseStore`].

@@ -32,7 +32,7 @@ pub struct Finding {
     pub verdict: Verdict,
     /// What was found, for people.
     pub found: String,
-    /// What to change, and why. `None` when nothing has to be changed, and when `found` says it already.
+    /// What to change, and why. `None` when nothing has to be changed, or when `found` already says what to change.
     pub advice: Option<String>,
     /// The numbers that were measured, by name. A name ends in its unit: `_ms`, `_ppm`, `_bytes`. A name without a unit
     /// is a count or a ratio.

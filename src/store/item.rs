@@ -41,7 +41,7 @@ pub enum AcquireOutcome {
 pub struct Grant {
     /// The run's fencing token.
     pub fence: FencingToken,
-    /// `expires_at − clock`, both read in the statement that granted or later.
+    /// `expires_at − clock`, both read in the granting statement, or both in a later one.
     pub remaining: Duration,
     /// When the run first acquired the session: microseconds since 1970 by the database's clock.
     pub acquired_at_micros: i64,
@@ -60,7 +60,7 @@ pub struct Renew {
     pub run_id: RunId,
     /// The length of the lease from now. Fractions of a millisecond are cut off.
     pub ttl: Duration,
-    /// From this long before its expiry on, a lease is not renewed. Fractions of a millisecond are cut off.
+    /// A lease that has this long or less until its expiry is not renewed. Fractions of a millisecond are cut off.
     pub safety_margin: Duration,
     /// The run's current stage.
     pub stage: RunStage,

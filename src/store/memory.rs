@@ -105,7 +105,8 @@ impl MemoryStore {
         self.lock_state().failing_renewals = count;
     }
 
-    /// From now on, hints are lost, or arrive again. Listeners do not notice that hints are lost.
+    /// With `true`, hints are lost from now on. With `false`, they arrive again. Listeners do not notice that hints are
+    /// lost.
     pub fn set_hints_lost(&self, lost: bool) {
         self.lock_state().hints_lost = lost;
     }

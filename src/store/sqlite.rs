@@ -65,8 +65,8 @@ pub(super) use schema::SCHEMA;
 ///   locks do not work over network file systems.
 /// - `synchronous` is `NORMAL`. A process that crashes loses nothing. A power failure may lose the last commits, but it
 ///   also ends every holder on the machine.
-/// - The clock is the machine's wall clock. A step of the clock changes when every lease expires. It never moves a
-///   fence back.
+/// - The clock is the machine's wall clock. If the clock steps, every lease expires earlier or later than it would
+///   have. No step moves a fence back.
 /// - The file must have only one name. The store refuses a file with a second hard link, and a single file that is
 ///   mounted outside its directory. SQLite keeps a log for each name, and the log of one name does not show what was
 ///   granted under the other. A symbolic link to the file is no second name, and neither is a directory that is mounted

@@ -140,10 +140,10 @@ impl LeaseSupervisorBuilder {
     /// );
     /// ```
     ///
-    /// The function is called on a thread of its own with a tokio runtime, so it delays no renewal. Several calls may be
-    /// under way at once. A new connection waits for the function no longer than connecting may take as a whole, 3 s by
-    /// default ([`Timing::renew_timeout`](crate::Timing::renew_timeout)). So keep a token for as long as it is valid,
-    /// and fetch the next one before it expires. Open connections do not notice when a token expires.
+    /// The function is called on a thread of its own with a tokio runtime, so it delays no renewal. Several calls may
+    /// be under way at once. A new connection waits for the function no longer than connecting may take as a whole, 5 s
+    /// by default ([`connect_timeout`](Self::connect_timeout)). So keep a token for as long as it is valid, and fetch
+    /// the next one before it expires. Open connections do not notice when a token expires.
     ///
     /// An error, a panic or no answer in time counts as an unreachable server: runs go on at risk until their trust
     /// ends. The text of the error is shown to people, so it must not contain a secret. After an error, or after the
@@ -172,8 +172,8 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// Sends an actor of the host a message for each event of all runs of this supervisor. Call this again for each
-    /// further actor.
+    /// Sends a message to this actor of the host application for each event of any run of this supervisor. Call this
+    /// again for each further actor.
     ///
     /// One message is on its way at a time. While the actor is busy, up to 1,024 events are kept. Beyond that the
     /// oldest are dropped, and [`RunEvent::Missed`] says how many. A slow or dead actor delays nothing else.
@@ -185,8 +185,9 @@ impl LeaseSupervisorBuilder {
     /// Whether the supervisor listens for requests to stop. Without hints, a request reaches its run with the next
     /// renewal. Default: `true`.
     ///
-    /// On PostgreSQL this takes one more connection while the supervisor has a session. It does not listen behind
-    /// PgBouncer (`pgbouncer=true`). On SQLite it checks five times a second whether anybody has written to the file.
+    /// On PostgreSQL this takes one more connection while the supervisor has a session. The supervisor does not listen
+    /// behind PgBouncer (`pgbouncer=true`). On SQLite the supervisor checks five times a second whether anybody has
+    /// written to the file.
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
         self
@@ -197,8 +198,8 @@ impl LeaseSupervisorBuilder {
     /// a hot standby, and on a SQLite file that this user may not write. Nothing is created. Off by default.
     ///
     /// The supervisor asks the server that takes writes whenever it can reach it. If only a standby answers, each
-    /// answer names the standby ([`SessionStatus::standby`](crate::SessionStatus::standby)) and says how old the last
-    /// commit is that the standby knows. Calls that write, like [`acquire`](LeaseSupervisor::acquire), still need the
+    /// answer names the standby ([`SessionStatus::standby`](crate::SessionStatus::standby)) and gives the age of the
+    /// last commit that the standby knows. Calls that write, like [`acquire`](LeaseSupervisor::acquire), still need the
     /// server that takes writes, and the right to write.
     pub fn looking_only(mut self) -> Self {
         self.looking_only = true;

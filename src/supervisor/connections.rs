@@ -22,8 +22,9 @@ use crate::{
 /// |---|---|---|
 /// | there is a session, or was within the last minute | 4 | 1 |
 /// | there has been none for a minute | 1 | 1 |
-/// | connecting takes longer than two renewals may | 7 | 2 |
-/// | a statement is silent, a row locked, or a connection lost | up to 10 | up to 3 |
+/// | connecting takes longer than twice `renew_timeout` | 8 | 2 |
+/// | connecting takes that long, and there has been no session for a minute | 2 | 2 |
+/// | a statement is silent, a row locked, or a connection lost, or queries overlap | up to 11 | up to 3 |
 ///
 /// On PostgreSQL, [hints](crate::LeaseSupervisorBuilder::hints) take one more connection while there is a session, and
 /// [watching](crate::LeaseSupervisor::watch) takes one more once somebody has begun to watch. The application's pool is
@@ -65,7 +66,7 @@ pub(super) struct Common {
 }
 
 /// How long after the last session the connections are closed.
-const REST_AFTER: Duration = Duration::from_secs(60);
+pub(super) const REST_AFTER: Duration = Duration::from_secs(60);
 /// `renew_timeout` must be this many times the round trip. The rest is for the database's own work and for delays.
 const MARGIN: f64 = 1.15;
 /// How many round trips are measured. One alone may be slow for another reason than the line.
@@ -160,9 +161,9 @@ impl Common {
 /// database does not cost one new connection per renewal.
 const LINGER: Duration = Duration::from_secs(30);
 const LINGER_OF_QUERIES: Duration = Duration::from_secs(5);
-/// Short enough to leave a waiting statement most of its time.
+/// The longest wait before a spare connection is opened. It leaves a waiting statement most of its time.
 const LONGEST_TIME_TO_SPARE: Duration = Duration::from_millis(250);
-/// Bounds on how often an idle connection is pinged.
+/// Bounds on the time between two pings of an idle connection.
 const SHORTEST_CHECK: Duration = Duration::from_millis(200);
 const LONGEST_CHECK: Duration = Duration::from_secs(5);
 

@@ -25,6 +25,7 @@ pub struct AcquireBuilder {
     pub(super) key: SessionKey,
     pub(super) holder: Option<String>,
     pub(super) phase: Option<String>,
+    pub(super) stop_grace: Option<Duration>,
     pub(super) limits: Vec<Limit>,
     pub(super) events: Option<Recipient<RunEvent>>,
 }
@@ -39,6 +40,13 @@ impl AcquireBuilder {
     /// The phase that the run begins in, for people: at most 64 bytes without NUL. Empty by default.
     pub fn phase(mut self, phase: impl Into<String>) -> Self {
         self.phase = Some(phase.into());
+        self
+    }
+
+    /// How long the work of this run may go on after it was told to stop: zero to a year. Default: the supervisor's
+    /// [`stop_grace`](crate::LeaseSupervisorBuilder::stop_grace). A shutdown has a grace of its own.
+    pub fn stop_grace(mut self, grace: Duration) -> Self {
+        self.stop_grace = Some(grace);
         self
     }
 
@@ -68,6 +76,10 @@ impl AcquireBuilder {
         let inner = self.supervisor.inner()?;
         let label = self.holder.map(Label::new).transpose()?.unwrap_or_else(|| inner.label.clone());
         let phase = self.phase.map(RunPhase::new).transpose()?.unwrap_or_default();
+        let timing = match self.stop_grace {
+            Some(grace) => inner.timing.with_stop_grace(grace)?,
+            None => inner.timing,
+        };
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
@@ -76,6 +88,7 @@ impl AcquireBuilder {
             key,
             label,
             phase,
+            timing,
             limits,
             events,
             until: inner.clock.now() + inner.timing.acquire_timeout(),

@@ -15,7 +15,7 @@ use tokio_util::{
 
 use super::{
     Inner,
-    connections::{Common, Connections, Pools, bounds},
+    connections::{Common, Connections, Pools, REST_AFTER, bounds},
     looking::OnlyLooking,
 };
 use crate::{
@@ -266,6 +266,7 @@ impl Base {
             connect_timeout: self.connect_timeout,
             patience,
             silence: self.timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
+            rest_after: REST_AFTER,
             registry,
             is_busy,
         };

@@ -105,7 +105,7 @@ impl Asked {
         &self.key
     }
 
-    /// The run that was asked. Its `stop` is the request that counts, as far as this process knows.
+    /// The run that was asked. The holder's `stop` is the request that counts, as far as this process knows.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use crate::{
     scene::{Running, Scene},
-    support::{backend::Reachable, process_table},
+    support::{self, backend::Reachable, process_table},
 };
 
 on_every_backend! {
@@ -154,13 +154,7 @@ c.execute('BEGIN IMMEDIATE'); open(sys.argv[2], 'w'); time.sleep(600)";
     });
     scene.wait_for("locked");
     let run = scene.run(&url, "chat", &["--ttl", "30s"], "ready");
-    crate::support::wait_until("it holds signals", || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap_or_default();
-        // Whoever starts a program blocks all signals until it has become that program.
-        let is_it = status.lines().next() == Some("Name:\ttenure");
-        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
-        is_it && u64::from_str_radix(blocked.trim(), 16).unwrap() & (1 << 14) != 0
-    });
+    wait_until_heard(&run, Signal::TERM);
     // One that is no way to end, and nobody to pass it on to.
     run.signal(Signal::USR1);
     run.signal(Signal::TERM);
@@ -221,4 +215,37 @@ fn a_command_that_cannot_be_stopped_does_not_say_that_it_is_and_cmd_goes_on() {
     assert_eq!(done.code, 0, "{done:?}");
     let said: Vec<_> = done.events().iter().map(|event| event["event"].clone()).collect();
     assert_eq!(said, ["acquired", "ended"], "{done:?}");
+}
+
+/// As with a signal to a program that has just been started: it is not lost, and CMD answers it.
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_signal_that_comes_while_the_session_is_acquired_is_kept_for_cmd() {
+    use sqlx::{Connection as _, SqliteConnection};
+
+    let scene = Scene::new();
+    let url = format!("sqlite://{}", scene.path("t.db").display());
+    assert_eq!(scene.run(&url, "chat", &[], "true").finish().code, 0);
+    let mut writer = SqliteConnection::connect(&url).await.unwrap();
+    for signal in [Signal::USR1, Signal::ALARM] {
+        sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
+        let run = scene.run(&url, "chat", &[], "exec sleep 6000");
+        wait_until_heard(&run, signal);
+        run.signal(signal);
+        sqlx::raw_sql("COMMIT").execute(&mut writer).await.unwrap();
+        let done = run.finish();
+        assert_eq!(done.code, 128 + signal.as_raw(), "{done:?}");
+        scene.assert_idle(&url, "chat");
+    }
+}
+
+/// Before that, the default action of a signal ends the command, which has done nothing yet.
+fn wait_until_heard(run: &Running, signal: Signal) {
+    support::wait_until("it holds signals", || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap_or_default();
+        // Whoever starts a program blocks all signals until it has become that program.
+        let is_it = status.lines().next() == Some("Name:\ttenure");
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
+        is_it && u64::from_str_radix(blocked.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
+    });
 }

@@ -239,6 +239,53 @@ fn a_request_behind_one_that_was_abandoned_gets_the_session() {
 }
 
 #[test]
+fn each_refusal_says_what_may_be_concluded_from_it() {
+    simulate(async |sim| {
+        let (first, second) = (supervisor(&sim).await, supervisor(&sim).await);
+        let run = held(&first, "busy").await;
+        sim.store.set_locked(&key("locked"), true);
+        sim.store.set_rejected(&key("rejected"), true);
+        let refused = async |session: &str| second.acquire(&key(session)).await.unwrap_err();
+        let concluded =
+            |error: &AcquireError| (error.is_certain(), error.is_transient(), error.retry_after());
+        let nameless = |error: &AcquireError| error.busy().is_none();
+
+        let error = refused("busy").await;
+        assert!(matches!(error, AcquireError::Busy(_)), "{error:?}");
+        assert_eq!(concluded(&error), (true, true, Some(seconds(5))));
+        assert_eq!(error.busy().unwrap().holder().run_id, run.run_id());
+
+        let error = refused("locked").await;
+        assert!(matches!(error, AcquireError::NotAcquired(_)) && nameless(&error), "{error:?}");
+        assert_eq!(concluded(&error), (true, true, Some(seconds(1))));
+
+        let error = refused("rejected").await;
+        assert!(matches!(error, AcquireError::Refused(_)) && nameless(&error), "{error:?}");
+        assert_eq!(concluded(&error), (true, false, None));
+
+        let error = second.acquire(&key("chat")).phase("nul\0").await.unwrap_err();
+        assert!(matches!(error, AcquireError::Invalid(_)) && nameless(&error), "{error:?}");
+        assert_eq!(concluded(&error), (true, false, None));
+
+        sim.store.set_fault(Fault::RepliesLost);
+        let error = refused("chat").await;
+        assert!(matches!(error, AcquireError::Unavailable(_)) && nameless(&error), "{error:?}");
+        assert_eq!(concluded(&error), (false, true, Some(seconds(1))));
+        sim.store.set_fault(Fault::None);
+
+        second.drain().await;
+        let error = refused("chat").await;
+        assert!(matches!(error, AcquireError::Draining) && nameless(&error), "{error:?}");
+        assert_eq!(concluded(&error), (true, false, None));
+
+        second.shutdown(seconds(1)).await;
+        let error = refused("chat").await;
+        assert!(matches!(error, AcquireError::Closed(_)) && nameless(&error), "{error:?}");
+        assert_eq!(concluded(&error), (false, false, None));
+    });
+}
+
+#[test]
 fn an_unreachable_database_is_a_certain_no_that_leaves_nothing_to_undo() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;

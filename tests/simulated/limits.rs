@@ -1,11 +1,42 @@
 //! Limits of a run: clocks of their own, which no renewal restarts.
 
-use tenure::{EndReason, Limit, testing::simulate};
+use tenure::{AcquireError, EndReason, Limit, testing::simulate};
+use tokio::time::Instant;
 
 use super::*;
 
 fn silent(limit: Duration) -> EndReason {
     EndReason::TimedOut { limit: Limit::MaxSilence(limit) }
+}
+
+#[test]
+fn a_request_may_give_its_run_a_grace_of_its_own() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        for (grace, expected) in
+            [(Some(seconds(40)), seconds(40)), (Some(seconds(0)), seconds(0)), (None, seconds(5))]
+        {
+            let request = supervisor.acquire(&key("chat"));
+            let run = match grace {
+                Some(grace) => request.stop_grace(grace).await.unwrap(),
+                None => request.await.unwrap(),
+            };
+            let began = Instant::now();
+            let scope = run.scope(async |ctx| {
+                ctx.stop("tea");
+                std::future::pending::<()>().await
+            });
+            assert!(matches!(scope.await.unwrap_err().reason(), EndReason::Stopped { .. }));
+            let took = began.elapsed();
+            assert!(took >= expected && took < expected + millis(100), "{took:?} for {grace:?}");
+        }
+        let acquires = sim.store.statements().acquires;
+        let error = supervisor.acquire(&key("chat")).stop_grace(Duration::MAX).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Config(_)), "{error:?}");
+        assert!(error.to_string().contains("stop_grace"), "{error}");
+        assert_eq!((error.is_certain(), error.is_transient(), error.retry_after()), (true, false, None));
+        assert_eq!(sim.store.statements().acquires, acquires, "nothing was asked");
+    });
 }
 
 #[test]

@@ -436,6 +436,69 @@ fn work_bound_to_its_run_outlives_its_caller_and_answers_whoever_attaches() {
 }
 
 #[test]
+fn whoever_joins_takes_a_value_that_cannot_be_cloned() {
+    /// Neither `Clone` nor `Sync`.
+    #[derive(Debug, PartialEq)]
+    struct Once(Cell<u8>);
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let work = |ctx: RunContext| async move {
+            tokio::time::sleep(TTL).await;
+            assert!(ctx.is_held());
+            Once(Cell::new(7))
+        };
+        let handle = held(&supervisor, "chat").await.spawn_scope(work);
+        assert!(handle.clone().join().now_or_never().is_none(), "a join that is dropped takes nothing");
+        let second = handle.clone();
+        assert_eq!(handle.join().await.unwrap(), Once(Cell::new(7)));
+        let taken = second.join().await.unwrap_err();
+        assert_eq!((taken.reason(), taken.value()), (&EndReason::Completed, None));
+        assert!(taken.to_string().contains("taken"), "{taken}");
+
+        let handle = held(&supervisor, "chat").await.spawn_scope(|ctx| async move {
+            ctx.cancelled().await;
+            Once(Cell::new(8))
+        });
+        sim.sleep(seconds(1)).await;
+        handle.context().stop("tea");
+        let error = handle.join().await.unwrap_err();
+        assert_eq!((error.reason(), error.value()), (&stopped(), Some(&Once(Cell::new(8)))));
+
+        let handle = held(&supervisor, "chat").await.spawn_scope(|_| async { panic!("the work failed") });
+        let error: tenure::ScopeError<Once> = handle.join().await.unwrap_err();
+        assert_eq!((error.reason(), error.value()), (&EndReason::Panicked, None));
+    });
+}
+
+/// Its value is neither `Send` nor `'static`.
+#[test]
+fn an_error_of_a_scope_comes_apart_into_the_end_and_the_value() {
+    type Anything = Box<dyn std::error::Error + Send + Sync>;
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let name = String::from("chat");
+        let cut_short = async || {
+            let run = held(&supervisor, &name).await;
+            run.scope(async |ctx| {
+                ctx.stop("tea");
+                ctx.cancelled().await;
+                Rc::new(name.as_str())
+            })
+            .await
+            .unwrap_err()
+        };
+        let error = cut_short().await;
+        assert_eq!(error.value().map(|name| **name), Some("chat"));
+        let (ended, value) = error.into_parts();
+        assert_eq!((ended.reason, ended.released, value), (stopped(), true, Some(Rc::new("chat"))));
+        let error = cut_short().await.erase();
+        assert_eq!((error.reason(), error.value()), (&stopped(), None));
+        let error: Anything = error.into();
+        assert!(error.to_string().contains("tea"), "{error}");
+    });
+}
+
+#[test]
 fn whoever_attaches_learns_of_every_end() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;

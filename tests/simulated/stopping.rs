@@ -99,6 +99,24 @@ fn only_who_has_sessions_listens() {
     });
 }
 
+#[test]
+fn nobody_listens_once_there_has_been_no_session_for_a_minute() {
+    simulate(async |sim| {
+        let (supervisor, other) = (supervisor(&sim).await, supervisor(&sim).await);
+        held(&supervisor, "chat").await.release().await;
+        sim.sleep(seconds(59)).await;
+        assert_eq!(sim.store.listeners(), 1, "another session may begin soon");
+        // The minute begins with the next look whether there is a session.
+        sim.sleep(seconds(2) + TTL / 4).await;
+        assert_eq!(sim.store.listeners(), 0);
+        let run = held(&supervisor, "chat").await;
+        sim.sleep(millis(100)).await;
+        assert_eq!(sim.store.listeners(), 1);
+        let _ = asked(ask(&other, "chat")).await;
+        assert_eq!(timeout(AT_ONCE, run.cancelled()).await.unwrap(), by_ops());
+    });
+}
+
 /// What was asked while nobody listened is read when somebody does again.
 #[test]
 fn a_stop_that_comes_while_the_listener_is_broken_is_read_when_it_is_back() {

@@ -14,8 +14,9 @@ pub(super) struct Suspects(HashMap<SessionKey, Instant>);
 /// How long after its last rejection a session is kept apart. A run that still wants the session asks again sooner.
 const KEPT_APART: Duration = Duration::from_secs(60);
 
-/// The number of parts that a rejected batch is split into. One bad item of 500 is found in three steps. More parts
-/// would mean more statements. With fewer parts, more statements would wait for a lock that the bad item waits for.
+/// The number of parts that a rejected batch is split into. One bad item of 500 is found in three steps. With more
+/// parts, each step takes more statements. With fewer parts, finding the item takes more steps, and in each step one
+/// statement waits for the lock that the bad item waits for.
 const PARTS: usize = 8;
 
 impl Suspects {

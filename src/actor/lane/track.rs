@@ -38,7 +38,7 @@ pub(super) struct Track<V: Verb> {
     /// The most requests that one statement may ever have.
     widest: usize,
     pub(super) pool: Pool,
-    /// A statement is under way, or the wait before it.
+    /// A statement, or the wait before one, is under way.
     pub(super) in_flight: bool,
     /// Statements in a row that got no answer.
     failures: u32,
@@ -183,7 +183,7 @@ pub(crate) trait Verb: 'static {
     type Item: Unpin + Send + 'static;
     type Outcome: Send + 'static;
 
-    /// Keys are unique within a batch.
+    /// The session of an item. No two items of a batch have the same key.
     fn key(item: &Self::Item) -> &SessionKey;
 
     /// The database's clock, in microseconds since 1970, where the outcome carries it.

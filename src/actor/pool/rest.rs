@@ -23,8 +23,8 @@ use crate::{
 /// An idle connection.
 pub(super) struct Idle {
     minded: BoxFuture<'static, Minded>,
-    /// Ends the connection's rest. `None` once it was used: the connection is wanted, but a ping has to be answered
-    /// first.
+    /// Sending on this ends the connection's rest. `None` once that was done: the connection is wanted, but a ping has
+    /// to be answered first.
     pub(super) wanted: Option<oneshot::Sender<()>>,
     pub(super) since: Instant,
     pub(super) server: usize,

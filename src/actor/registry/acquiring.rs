@@ -12,9 +12,10 @@ use super::{Links, LocalSession, Registry, Running};
 use crate::{
     actor::{
         acquisition::{Acquired, Acquisition, AcquisitionEnd, Orphan},
-        run::RunActor,
+        run::{RunActor, RunLinks},
     },
     clock::BootInstant,
+    config::Timing,
     end::{EndReason, Limit},
     error::{AcquireError, Busy},
     event::{EventSender, RunEvent, forward},
@@ -31,6 +32,8 @@ pub(crate) struct AcquireSession {
     pub(crate) key: SessionKey,
     pub(crate) label: Label,
     pub(crate) phase: RunPhase,
+    /// The supervisor's, but for the grace.
+    pub(crate) timing: Timing,
     pub(crate) limits: Vec<Limit>,
     /// A listener for the events of this run only.
     pub(crate) events: Option<Recipient<RunEvent>>,
@@ -46,7 +49,7 @@ pub(super) struct Pending {
     pub(super) run_id: RunId,
     pub(super) first: AcquireSession,
     parked: Vec<AcquireSession>,
-    /// A request to stop the run that this request may become.
+    /// A request to stop the run that this acquire may become.
     pub(super) stop: Option<StopRequest>,
     /// A hint says that the row may hold a request to stop.
     pub(super) is_hinted: bool,
@@ -93,14 +96,16 @@ impl Handler<Acquired> for Registry {
         let granted = matches!(end, AcquisitionEnd::Granted { .. });
         let rows = unknown.saturating_add(u32::from(granted));
         let refusal = match end {
-            AcquisitionEnd::Granted { sent_at, mut grant } => match self.accept(sent_at, &grant) {
-                Ok(lease) => {
-                    grant.stop = grant.stop.or(stop);
-                    let granted = Granted { run_id, lease, grant, unknown };
-                    return self.hand_out(first, parked, granted, ctx);
+            AcquisitionEnd::Granted { sent_at, mut grant } => {
+                match self.accept(first.timing, sent_at, &grant) {
+                    Ok(lease) => {
+                        grant.stop = grant.stop.or(stop);
+                        let granted = Granted { run_id, lease, grant, unknown };
+                        return self.hand_out(first, parked, granted, ctx);
+                    }
+                    Err(refusal) => refusal,
                 }
-                Err(refusal) => refusal,
-            },
+            }
             AcquisitionEnd::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
             AcquisitionEnd::Late(error) | AcquisitionEnd::Refused(error) if unknown > 0 => {
                 AcquireError::Unavailable(error)
@@ -172,7 +177,7 @@ impl Registry {
     }
 
     /// Checks that a grant may still be handed out.
-    fn accept(&self, sent_at: BootInstant, grant: &Grant) -> Result<Lease, AcquireError> {
+    fn accept(&self, timing: Timing, sent_at: BootInstant, grant: &Grant) -> Result<Lease, AcquireError> {
         let given_back = |why: &str| {
             let (location, detail) = (self.links.location.clone(), format!("{why}; it is being released"));
             AcquireError::Unavailable(StoreError::Unavailable { location, detail })
@@ -180,7 +185,7 @@ impl Registry {
         if self.is_shutting_down() {
             return Err(given_back("the grant came while the supervisor was shutting down"));
         }
-        let (timing, now) = (self.links.run.timing, self.links.run.clock.now());
+        let now = self.links.run.clock.now();
         Lease::granted(timing, sent_at, grant.remaining, now, fastrand::u64(..))
             .ok_or_else(|| given_back("the grant came after its own trusted time had passed"))
     }
@@ -209,10 +214,11 @@ impl Registry {
             phase: first.phase.clone(),
             schema: self.links.run.schema.clone(),
         };
-        let (timing, clock) = (self.links.run.timing, self.links.run.clock.clone());
+        let links = RunLinks { timing: first.timing, ..self.links.run.clone() };
+        let (timing, clock) = (links.timing, links.clock.clone());
         let shared = Arc::new(Shared::new(start, clock, timing, self.root.child_token()));
         let own_events = first.events.map(|recipient| self.links.forward_one_run(recipient));
-        let mut actor = RunActor::new(lease, shared.clone(), self.links.run.clone(), own_events);
+        let mut actor = RunActor::new(lease, shared.clone(), links, own_events);
         actor.say(RunEvent::Acquired { run: shared.to_ref(), ttl: timing.ttl() });
         let actor = actor.start();
         if let Some(request) = &grant.stop {

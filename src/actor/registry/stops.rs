@@ -34,8 +34,8 @@ pub(crate) struct AskedRun {
     pub(crate) first: bool,
 }
 
-/// This run of this process, or any of them if `None`, may have been asked to stop: read its row. Answered when that is
-/// done.
+/// This run of this process may have been asked to stop; with `None`, any of its runs may. The registry reads the rows,
+/// and answers when that is done.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct LookForStops(pub(crate) Option<RunId>);
@@ -49,7 +49,7 @@ struct StopFound {
     request: StopRequest,
 }
 
-/// How often reading the rows is tried. After that, the next renewal brings the requests.
+/// How many times reading the rows is tried. After that, the next renewal brings the requests.
 const LOOKS: u32 = 4;
 /// The longest pause between two attempts to read, or to write into a locked row.
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);

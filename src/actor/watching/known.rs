@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(instants, [at(1_300), at(1_260)]);
     }
 
-    /// Its end is certain, but not before it must have come.
+    /// The lease is certain to end, but it counts as held until all of the time that it had left has passed.
     #[test]
     fn a_lease_too_short_to_be_renewed_is_over_when_its_answer_is_that_old() {
         let knowledge = said(held(49), 1_000, 1_200);

@@ -26,8 +26,8 @@ use crate::{
 pub(super) struct Line {
     store: SharedStore,
     clock: SharedClock,
-    /// A statement may take as long as connecting may, or as long as a poll on the slowest line: longer than
-    /// [`PATIENCE`].
+    /// How long a statement may take: as long as connecting or a query may, whichever is longer, but at least 2 s and
+    /// at most 30 s. So this is always longer than [`PATIENCE`].
     bounds: Bounds,
     state: State,
 }
@@ -95,7 +95,8 @@ impl Line {
         self.state = State::Connecting(connecting.boxed());
     }
 
-    /// Sends a poll, if the line is up. Each key may occur once, and there may be no more than one statement takes.
+    /// Sends a poll, if the line is up. Each key may occur once, and there may be no more keys than one statement
+    /// takes.
     pub(super) fn look(&mut self, keys: Vec<SessionKey>) {
         self.state = match std::mem::replace(&mut self.state, State::Down) {
             State::Up(open) => {

@@ -76,7 +76,7 @@ impl Database {
         Ok(Some(builder(&self.url)))
     }
 
-    /// Identifies the SQLite file, so that a later file at the same path is told from it.
+    /// Identifies the SQLite file, so that a later file at the same path can be told apart from it.
     #[cfg(target_os = "linux")]
     pub(crate) fn mark(&self) -> Option<FileMark> {
         let path = self.file().ok()??;
@@ -90,7 +90,7 @@ impl Database {
     }
 
     fn is_there(&self) -> Result<bool, Failure> {
-        // A file in a directory that this user may not search may exist.
+        // If this user may not search the directory, the file may exist.
         Ok(self.file()?.is_none_or(|file| file.try_exists().unwrap_or(true)))
     }
 
@@ -190,7 +190,8 @@ fn around() -> Result<Option<String>, Failure> {
     Ok(None)
 }
 
-/// Warns of parameters of the URL that are ignored. With `-v` the log does so, and with `--json` `doctor` does.
+/// Warns of parameters of the URL that are ignored. Prints nothing with `--quiet`. Nor with `-v`, because the log then
+/// has the warning, nor with `--json`, where `tenure doctor` reports it as a finding.
 fn warn(global: &Global, url: &str) {
     let is_heard = global.verbose == 0 && !global.quiet && !global.json;
     if let Some(remark) = store::open(url).ok().and_then(|store| store.remark()).filter(|_| is_heard) {

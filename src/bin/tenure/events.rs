@@ -22,7 +22,7 @@ pub(crate) struct Events {
     json: bool,
     quiet: bool,
     key: SessionKey,
-    /// Set from the grant on.
+    /// Set when the session is granted.
     run: OnceCell<RunId>,
 }
 
@@ -300,6 +300,7 @@ pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
 pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
     match reason {
         EndReason::Completed => "completed",
+        EndReason::Failed { .. } => "failed",
         EndReason::Dropped => "dropped",
         EndReason::Panicked => "panicked",
         EndReason::Stopped { .. } => "stopped",

@@ -58,7 +58,7 @@ const CLOCK_STEP: Duration = Duration::from_millis(500);
 /// What the guardian is started with.
 #[derive(Debug)]
 pub(crate) struct GuardPlan {
-    /// This binary: `/proc/self/exe` is right even when the file was replaced meanwhile.
+    /// This binary: `/proc/self/exe` is the right path even if the file was replaced in the meantime.
     pub(crate) binary: PathBuf,
     /// The name that `ps` shows for the guardian.
     pub(crate) title: String,
@@ -88,8 +88,8 @@ struct GivenOrders {
     is_stopping: AtomicBool,
 }
 
-/// The reports of the guardian. They must be read all the time: [`next`](Self::next) also notices a guardian that is
-/// lost, and then does its work.
+/// The reports of the guardian. They must be read all the time: [`next`](Self::next) also notices that the guardian is
+/// lost, and then does the guardian's work.
 #[derive(Debug)]
 pub(crate) struct Reports {
     socket: OwnedReadHalf,

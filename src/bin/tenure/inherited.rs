@@ -58,8 +58,8 @@ pub(crate) fn take(number: &str) -> io::Result<UnixStream> {
     if fd <= 2 || !Path::new("/proc/self/fd").join(number).exists() {
         return Err(io::Error::other("no such descriptor was left open"));
     }
-    // SAFETY: it is open, and nothing else in this process owns it: it was open before `main`, and the standard
-    // library takes over none but 0 to 2.
+    // SAFETY: the descriptor is open, and nothing else in this process owns it. It was open before `main`, and the
+    // standard library takes over only 0 to 2.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
     Ok(socket.into())
@@ -74,8 +74,8 @@ pub(crate) fn duplicate(number: u32) -> io::Result<File> {
     if !Path::new("/proc/self/fd").join(number.to_string()).exists() {
         return Err(io::Error::other("is not open"));
     }
-    // SAFETY: it is open, and nothing closes it while it is borrowed: nothing else in this process owns it unless
-    // it is closed on exec, and then it was opened before, for longer than this call.
+    // SAFETY: the descriptor is open, and nothing closes it while it is borrowed. If other code in this process owns
+    // it, that code opened it or took it over before this call, and keeps it open for longer than the call.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let mode = fcntl_getfl(borrowed)? & OFlags::ACCMODE;
     if fcntl_getfd(borrowed)?.contains(FdFlags::CLOEXEC) || mode == OFlags::RDONLY {
@@ -92,13 +92,14 @@ pub(crate) fn take_descriptors() -> Vec<OwnedFd> {
     let numbers: Vec<i32> =
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|fd| *fd > 2).collect();
     let is_inherited = |fd: &i32| {
-        // SAFETY: only the flags of the number are read; one that is closed meanwhile (the directory's) is an error.
+        // SAFETY: only the descriptor's flags are read. For a descriptor that was closed in the meantime, such as that
+        // of the directory, this is an error.
         let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
         // This process opens its own descriptors with close-on-exec. A descriptor of the parent with that flag is
         // closed.
         fcntl_getfd(fd).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
     };
-    // SAFETY: it is open, and it was before `main`, where nothing in this process owns it.
+    // SAFETY: each of these is open and was already open before `main`, so nothing in this process owns it.
     numbers.into_iter().filter(is_inherited).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
@@ -155,7 +156,7 @@ fn look_at_sigpipe() {
 }
 
 impl Dispositions {
-    /// Must be called before this process changes them.
+    /// Reads the dispositions that this process has inherited. Must be called before this process changes them.
     pub(crate) fn of_this_process() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bits = |name: &str| {
@@ -204,10 +205,11 @@ pub(crate) fn bit(signal: i32) -> SignalBits {
     1 << (signal - 1)
 }
 
-/// The set of these signals. Unlike those of nix, it may have real-time signals.
+/// The set of these signals. Unlike a set that is built with nix, it may have real-time signals.
 pub(crate) fn set_of(bits: SignalBits) -> SigSet {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the first call initialises the set, and the others add to it; those of the C library itself it refuses.
+    // SAFETY: the first call initialises the set, and the others add to it. The C library refuses the signals that it
+    // uses itself.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for number in (1..=64).filter(|number| bits & bit(*number) != 0) {
@@ -232,7 +234,7 @@ pub(crate) fn watch_timer(timer: Timer) -> io::Result<AsyncFd<Timer>> {
 /// Sends a signal, by its number, to a process or to the group that the process leads. Does nothing if it is gone.
 pub(crate) fn pass_on(process: Pid, number: i32, to_group: bool) {
     let target = if to_group { -process.as_raw_pid() } else { process.as_raw_pid() };
-    // SAFETY: a system call on numbers; one that is no signal is an error.
+    // SAFETY: this is a system call that takes only numbers. A number that is no signal is an error.
     unsafe { libc::kill(target, number) };
 }
 
@@ -276,7 +278,7 @@ pub(crate) fn let_go_of_input_and_output() -> io::Result<()> {
     Ok(())
 }
 
-/// The same for standard error.
+/// Points this process's standard error to /dev/null.
 pub(crate) fn let_go_of_errors() -> io::Result<()> {
     Ok(dup2_stderr(&OpenOptions::new().write(true).open("/dev/null")?)?)
 }

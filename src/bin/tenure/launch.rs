@@ -18,7 +18,8 @@ use crate::{
 
 /// Variables in which a service manager names the process that other variables are for.
 const NAMED_BY_MANAGERS: [&str; 3] = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"];
-/// The same as a pidfd's id, which a process cannot find out about itself. The variable is optional.
+/// This variable also names the process of `LISTEN_PID`, by the id of its pidfd. A process cannot find out this id of
+/// its own. So the variable, which is optional, is removed.
 const LISTEN_PIDFD: &str = "LISTEN_PIDFDID";
 
 /// The command that starts this process. The caller adds CMD and its arguments.

@@ -61,7 +61,7 @@ pub(crate) struct Program<'a> {
     pid: Option<u32>,
     /// The end of trust, as the last confirmed renewal has moved it.
     trusted_until: BootInstant,
-    /// `None` where the leases are not in a SQLite file.
+    /// The SQLite file with the leases, as it was at the start. `None` if the leases are not in a SQLite file.
     file: Option<FileMark>,
     /// The error of the last renewal, if it failed.
     cause: Option<String>,
@@ -367,8 +367,8 @@ impl ProgramOutcome {
     }
 }
 
-/// Why a run ends. If a signal told this command to end, the word is "signal", and the run's reason, its name, is left
-/// out.
+/// Why a run ends. If a signal told this command to end, the word is "signal", and the text of the run's reason, which
+/// is the signal's name, is left out.
 pub(crate) fn why(reason: &EndReason, signaled: Option<i32>) -> Why<'_> {
     let reason_word = word(reason, signaled);
     let (by, why) = request(reason);

@@ -8,7 +8,7 @@ use std::{ffi::OsString, future::Future, pin::pin, time::Duration};
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use tenure::{AcquireError, EndReason, Label, LeaseSupervisor, Run, RunEvent, SessionKey, printable};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     cli::{self, Global},
@@ -25,6 +25,9 @@ use crate::{
 
 /// How long the command waits at its end for a database that does not answer. The lease then expires by itself.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the database has to answer although a signal ends the wait. A signal may come with the end of CMD, and mean
+/// both: Ctrl-C in a pipeline, or `pkill`.
+const MOMENT: Duration = Duration::from_millis(500);
 /// After how long the command says what it is waiting for.
 const SAY_AFTER: Duration = Duration::from_secs(1);
 /// How long closing the connections may take at the very end.
@@ -120,8 +123,8 @@ async fn say_goodbye(supervisor: LeaseSupervisor, database: &Database) {
     }
 }
 
-/// Checks that `/proc` shows this process's pid namespace. Processes are found in `/proc`, and in that of another
-/// namespace the same numbers are other processes.
+/// Checks that `/proc` shows this process's pid namespace. Processes are found in `/proc`, and in the `/proc` of
+/// another namespace the same numbers belong to other processes.
 fn check_proc() -> Result<(), Failure> {
     let own = std::fs::read_link("/proc/self").ok();
     if own.is_some_and(|own| own.to_str() == Some(&std::process::id().to_string())) {
@@ -134,24 +137,29 @@ fn check_proc() -> Result<(), Failure> {
 /// Closes a supervisor without a run. An acquire without an answer may have been granted; it is released now.
 async fn give_back(supervisor: &LeaseSupervisor, signals: &mut Signals, events: &Events) {
     let what = "waiting for the database, to give back what it may have granted";
-    patiently(signals, events, what, supervisor.shutdown(Duration::ZERO)).await;
+    patiently(async || signals.next_end().await, events, what, supervisor.shutdown(Duration::ZERO)).await;
 }
 
-/// Waits for an answer of the database, for [`PATIENCE`] at most, or until a signal tells this process to end.
+/// Waits for an answer of the database, for [`PATIENCE`] at most. A signal that tells this process to end leaves it a
+/// [`MOMENT`].
 async fn patiently<T>(
-    signals: &mut Signals,
+    mut next_end: impl AsyncFnMut() -> i32,
     events: &Events,
     what: &str,
     answer: impl Future<Output = T>,
 ) -> Option<T> {
+    let began = Instant::now();
     let (mut answer, mut over, mut late) = (pin!(answer), pin!(sleep(PATIENCE)), pin!(sleep(SAY_AFTER)));
-    let mut is_said = false;
+    let (mut is_cut, mut is_said) = (false, false);
     loop {
         tokio::select! {
             biased;
             answer = &mut answer => return Some(answer),
-            _ = signals.next_end() => return None,
             () = &mut over => return None,
+            _ = next_end(), if !is_cut => {
+                is_cut = true;
+                over.as_mut().reset(began + MOMENT);
+            }
             () = &mut late, if !is_said => {
                 is_said = true;
                 let left = show::short(PATIENCE - SAY_AFTER);
@@ -195,7 +203,7 @@ async fn work(
 async fn release(run: Run, signals: &mut Signals, events: &Events) -> (EndReason, bool) {
     let context = run.context();
     let what = "waiting for the database to confirm the release";
-    match patiently(signals, events, what, run.release()).await {
+    match patiently(async || signals.next_end().await, events, what, run.release()).await {
         Some(ended) => (ended.reason, ended.released),
         // The run has ended as soon as its release was asked for, confirmed or not.
         None => (context.cancelled().now_or_never().unwrap_or(EndReason::Completed), false),
@@ -204,9 +212,10 @@ async fn release(run: Run, signals: &mut Signals, events: &Events) -> (EndReason
 
 /// Releases a session for which no program was started.
 async fn not_begun(run: Run, signals: &mut Signals, events: &Events, failure: Option<Failure>) -> Exit {
+    failure.iter().for_each(|failure| run.fail(failure));
     let (reason, released) = release(run, signals, events).await;
     let (word, exit) = match (&reason, &failure) {
-        (EndReason::Completed, Some(failure)) => ("failed", Exit::Code(failure.code)),
+        (EndReason::Failed { .. }, Some(failure)) => ("failed", Exit::Code(failure.code)),
         (reason, _) => {
             let outcome = RunOutcome {
                 reason,
@@ -263,4 +272,48 @@ fn conclude(begun: &Begun<'_>, watched: &ProgramOutcome, reason: &EndReason, rel
     }
     events.tell(&Event::Ended { why: watched.why(word, reason), exit_code: exit.code(), released });
     exit
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::{pending, ready},
+        path::Path,
+    };
+
+    use tokio::time::sleep_until;
+
+    use super::*;
+
+    fn events() -> Events {
+        let key = SessionKey::new("acct", "chat").unwrap();
+        Events::open(Some(Path::new("/dev/null")), false, false, key).unwrap()
+    }
+
+    async fn waits(next_end: impl AsyncFnMut() -> i32, answer: impl Future<Output = ()>) -> (bool, Duration) {
+        let began = Instant::now();
+        let answered = patiently(next_end, &events(), "waiting", answer).await.is_some();
+        (answered, began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_signal_that_comes_with_the_end_of_cmd_costs_no_release() {
+        let in_time = MOMENT - Duration::from_millis(1);
+        let at_once = async || 15;
+        assert_eq!(waits(at_once, sleep(in_time)).await, (true, in_time));
+        assert_eq!(waits(at_once, ready(())).await, (true, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_signal_ends_the_wait_for_a_silent_database() {
+        assert_eq!(waits(async || 2, pending()).await, (false, MOMENT));
+        let late = Duration::from_secs(2);
+        let at = Instant::now() + late;
+        let one = async || {
+            sleep_until(at).await;
+            15
+        };
+        assert_eq!(waits(one, pending()).await, (false, late));
+        assert_eq!(waits(async || pending().await, pending()).await, (false, PATIENCE));
+    }
 }

@@ -11,7 +11,8 @@ use tenure::{Holder, SessionKey, SessionState, SessionStatus, Standby, printable
 
 use crate::exit::{Failure, UNAVAILABLE};
 
-/// Writes an answer to stdout. It is no failure if the reader has gone (`tenure list | head`); any other error is.
+/// Writes an answer to stdout. If the reader has gone (`tenure list | head`), that is no failure. Any other error is
+/// one.
 pub(crate) fn print(answer: impl Display) -> Result<(), Failure> {
     print_to_reader(answer).map(|_| ())
 }
@@ -202,8 +203,8 @@ pub(crate) fn short(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
-/// For how long a session has been held, by the database's clock: its present time is the expiry less what is left. Of
-/// an expired lease this is how long it was held until it expired.
+/// For how long a session has been held, by the database's clock: that clock's present time is the expiry minus the
+/// time left. For an expired lease, this is how long the session was held until the lease expired.
 fn held_for(holder: &Holder) -> String {
     let now = holder.expires_at.checked_sub(holder.expires_in).unwrap_or(holder.expires_at);
     short(now.duration_since(holder.since).unwrap_or_default())

@@ -38,7 +38,7 @@ const LONGEST_ANSWER: u64 = 64 << 10;
 pub(crate) enum SideRequest {
     /// Show this text as the phase of the run.
     Phase(String),
-    /// Answer the URL of the run's database.
+    /// Return the URL of the run's database.
     Database,
 }
 

@@ -4,7 +4,7 @@
 //! default action happens. A signal that was ignored when this process was started (`nohup`, a background job of a
 //! script) stays ignored, also for CMD. A signal that was blocked is read all the same.
 
-use std::{fs, io, os::fd::OwnedFd};
+use std::{collections::VecDeque, fs, io, os::fd::OwnedFd};
 
 use nix::{
     libc,
@@ -20,6 +20,9 @@ use crate::{
     inherited::{self, Dispositions, SignalBits, bit},
     terminal,
 };
+
+/// How many signals are kept for a CMD that has not started yet.
+const MOST_KEPT: usize = 128;
 
 /// What this process inherited from its parent and passes on to CMD.
 pub(crate) struct Inheritance {
@@ -53,6 +56,8 @@ fn heard(ignored: SignalBits) -> SignalBits {
 /// The stream of signals to this process.
 pub(crate) struct Signals {
     file: AsyncFd<SignalFd>,
+    /// What came while there was no CMD to pass it on to.
+    kept: VecDeque<Received>,
 }
 
 /// One signal.
@@ -70,15 +75,22 @@ impl Signals {
         let file = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         // Another program may have started children and then become this one by exec.
         reap();
-        Ok(Self { file: inherited::watch(file)? })
+        Ok(Self { file: inherited::watch(file)?, kept: VecDeque::new() })
     }
 
-    /// The next signal. Meanwhile it reaps children that end: as process 1, or as a sub-reaper, this process is the
+    /// The next signal, first those that [`next_end`](Self::next_end) has kept. Meanwhile it reaps children that end: as process 1, or as a sub-reaper, this process is the
     /// parent of every orphan.
     ///
     /// # Cancel safety
     /// Dropping the future loses none.
     pub(crate) async fn next(&mut self) -> Received {
+        match self.kept.pop_front() {
+            Some(received) => received,
+            None => self.read().await,
+        }
+    }
+
+    async fn read(&mut self) -> Received {
         loop {
             // Not retried, since it could fail in a tight loop.
             let Ok(mut ready) = self.file.readable().await else { return std::future::pending().await };
@@ -99,17 +111,28 @@ impl Signals {
     }
 
     /// The number of the next signal that tells this process to end, while there is no CMD. It stops this process on
-    /// signals to stop, and drops all others, since there is no CMD to pass them on to.
+    /// signals to stop, and keeps all others until there is a CMD to pass them on to.
     ///
     /// # Cancel safety
     /// Dropping the future loses none.
     pub(crate) async fn next_end(&mut self) -> i32 {
         loop {
-            match self.next().await.number {
+            let received = self.read().await;
+            match received.number {
                 number if is_end(number) => return number,
                 number if is_stop(number) => terminal::suspend_alone(),
-                _ => {}
+                libc::SIGCONT => {}
+                _ => self.keep(received),
             }
+        }
+    }
+
+    /// As the kernel does with blocked signals: one of each kind, but every real-time signal, of which there are
+    /// [`MOST_KEPT`] at most.
+    fn keep(&mut self, received: Received) {
+        let is_queued = received.number >= libc::SIGRTMIN() && self.kept.len() < MOST_KEPT;
+        if is_queued || self.kept.iter().all(|kept| kept.number != received.number) {
+            self.kept.push_back(received);
         }
     }
 }

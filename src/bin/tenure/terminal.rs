@@ -103,8 +103,8 @@ impl Terminal {
     }
 
     /// Called when CMD, in a group of its own, has stopped. Takes the foreground back and stops this process and its
-    /// group, as Ctrl-Z does. Returns when this process was continued; [`is_ours`](Self::is_ours) then says whether in
-    /// the foreground.
+    /// group, as Ctrl-Z does. Returns when this process was continued; [`is_ours`](Self::is_ours) then says whether it
+    /// was continued in the foreground.
     pub(crate) fn follow_stop(&mut self) {
         self.take_back();
         suspend_group();

@@ -11,7 +11,8 @@
 //!     go                            start CMD, unless a stop or the end of trust came before
 //!     stop GRACE_MS                 end the tree; a second one can only shorten the grace
 //!     stop GRACE_MS N               the same, but CMD's group gets this signal; the rest is told when CMD has ended
-//!     stop GRACE_MS manager         the same, but a service manager may tell CMD: it does if it tells the guardian
+//!     stop GRACE_MS manager         the same, but a service manager may tell CMD itself; if it tells the guardian,
+//!                                   it has told CMD, too
 //!     signal N                      pass on to CMD
 //!     signal-group N                pass on to CMD's group, where it has its own
 //!
@@ -23,8 +24,8 @@
 //!     stopped N | continued         CMD was stopped or continued; not reported while the tree is being ended
 //!     exited CODE | signaled N      CMD has ended; its descendants are ended next
 //!     overdue                       TRUSTED_UNTIL has passed: the tree is being ended, and killed by KILL_AT
-//!     heard N                       the guardian has received so many orders so far
-//!     killed PID NAME               SIGTERM did not end this process
+//!     heard N                       the guardian has received N orders so far
+//!     killed PID NAME               this process was ended by SIGKILL
 //!     left PID NAME                 this process lives on, as `--leave` allows
 //!     survivors PID…                SIGKILL did not end these processes; it is tried again
 //!     tree-empty                    nothing of the tree is alive. The last line
@@ -123,7 +124,7 @@ pub(crate) enum Report {
 pub(crate) struct Garbled;
 
 impl Setup {
-    /// In the order of the guardian's arguments, after the descriptor.
+    /// The guardian's arguments after the descriptor, in their order.
     pub(crate) fn to_args(&self) -> Vec<OsString> {
         let group = match self.group {
             Group::Own => "own".into(),

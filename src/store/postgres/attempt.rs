@@ -21,7 +21,7 @@ pub(super) struct LoginAttempt<'a> {
     /// The log-in that must not be repeated at once if the server refuses it. `None` if there is no password, or if a
     /// function gives each log-in.
     login: Option<Login>,
-    /// Why no password was found, if so.
+    /// Why no password was found. `None` if one was found, or if none was looked for.
     remark: Option<String>,
     longest_pause: Duration,
 }
@@ -33,8 +33,8 @@ impl Server {
     /// Finds user and password for a session with these bounds. With `None`, the session gets none of our settings.
     ///
     /// # Errors
-    /// The earlier refusal, while the pause after it lasts. A certificate is missing. The program's function gave no
-    /// log-in.
+    /// The earlier refusal, while the pause after it lasts. Otherwise, that a file for TLS cannot be read, or that the
+    /// program's function gave no log-in.
     pub(super) async fn log_in(&self, bounds: Option<Bounds>) -> Result<LoginAttempt<'_>, StoreError> {
         let longest_pause = bounds.map_or(LONGEST_PAUSE, |bounds| bounds.statement.min(LONGEST_PAUSE));
         let FoundPassword { password, remark } = self.read_files().await?;

@@ -124,7 +124,8 @@ impl Connection {
     /// Fails if commits on this server wait for a standby that does not answer.
     ///
     /// A session that holds a lock may be waiting for a synchronous standby in its commit. If the standby has become
-    /// the primary, it waits for ever. Then this server is as good as silent, and the next one has to be asked.
+    /// the primary, that session waits for ever. Then this server is as good as silent, and the next one has to be
+    /// asked.
     pub(super) async fn refuse_if_awaiting(&mut self) -> Result<(), StoreError> {
         if !self.turn.has_others() {
             return Ok(());
@@ -139,7 +140,8 @@ impl Connection {
         }
     }
 
-    /// The error for such a server. From now on another server is asked first.
+    /// The error for a server whose commits wait for a standby that does not answer. From now on another server is
+    /// asked first.
     fn refuse_awaiting(&self) -> StoreError {
         self.turn.pass_over();
         fault::awaits_standby(&self.location)

@@ -22,7 +22,7 @@ pub(crate) fn is_conninfo(text: &str) -> bool {
     !first.is_empty() && parameter::find(first).is_ok()
 }
 
-/// The error for such a text. It contains no secret.
+/// The error for a connection string of `name=value` pairs. It contains no secret.
 pub(super) fn refusal(text: &str) -> StoreError {
     let form = match pairs(text) {
         Some(pairs) => as_url(&pairs),

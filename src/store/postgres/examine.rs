@@ -1,7 +1,8 @@
 //! The examination of PostgreSQL servers. `tenure doctor` shows its findings.
 //!
-//! These sessions change none of the settings that they examine, so they see the values of the role and the database.
-//! All statements are sent as text, so that a PgBouncer in between makes no difference.
+//! These sessions set time-outs of their own and `jit`, and change no other setting. So they see the values of the role
+//! and the database. Where they have set a time-out, they read the role's value (`reset_val`). All statements are sent
+//! as text, so that a PgBouncer in between makes no difference.
 
 use std::time::Duration;
 

@@ -35,7 +35,7 @@ pub(super) fn is_timeout(error: &Error) -> bool {
     code(error).as_deref() == Some("57014")
 }
 
-/// The error of a connection that could not be opened. `remark` says why no password was found, if so.
+/// The error of a connection that could not be opened. `remark` says why no password was found, if none was.
 pub(super) fn on_connect(error: Error, server: &Server, remark: Option<String>) -> StoreError {
     let location = server.location.to_string();
     let detail = describe(&error);

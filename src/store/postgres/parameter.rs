@@ -22,7 +22,8 @@ enum Rule {
     Refused {
         /// The values that ask for what the store does anyway.
         done: &'static [&'static str],
-        /// The values that would be safer and cannot be done. If the list is empty, all other values are.
+        /// The values that would make the connection safer, but that the store cannot provide. If the list is empty,
+        /// every value that is not in `done` is one of them.
         safer: &'static [&'static str],
         remedy: &'static str,
     },

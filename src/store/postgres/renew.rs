@@ -24,7 +24,8 @@ pub(super) async fn renew(
     let renewed = extend(connection, items).await;
     match (&renewed, untold(items)) {
         (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), Some(untold)) => {
-            // The leases come first (invariant I12). Then the phases are tried, so that a bad one costs no other.
+            // The leases come first (invariant I12). Then the phases are tried, so that one bad phase does not keep the
+            // others from being recorded.
             let renewed = extend(connection, &untold).await?;
             record_phases(connection, items)
                 .await

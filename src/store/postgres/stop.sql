@@ -1,5 +1,5 @@
 -- $1 account, $2 session, $3 the only run to stop, or null, $4 by whom and $5 why, or null. Returns one row that says
--- what was found, or no row if there is no live lease, or it is not that run's.
+-- what was found, or no row if there is no live lease, or if the live lease is not that of run $3.
 --
 -- It chooses the run first and then writes the row by that run's run_id. An update by key alone could wait for a
 -- takeover, and would then hit the next run.

@@ -68,7 +68,7 @@ impl Target {
         (!names.is_empty()).then(|| format!("{names} in the URL: no effect here, and none is needed"))
     }
 
-    /// Logs this remark, once.
+    /// Logs the [`remark`](Self::remark), once.
     pub(super) fn warn(&self) {
         if let Some(remark) = self.remark()
             && !self.is_told.swap(true, Ordering::Relaxed)

@@ -48,7 +48,7 @@ impl Tls {
         Ok(Self { mode, root, own })
     }
 
-    /// The same for a Unix socket, which needs no encryption because nothing leaves the machine.
+    /// These settings without encryption, for a Unix socket: nothing leaves the machine there.
     pub(super) fn over_a_socket(self) -> Self {
         Self { mode: PgSslMode::Disable, ..self }
     }

@@ -1,7 +1,7 @@
 //! Parses a URL as libpq does: `postgres://user:password@h1:5432,[::1]:5433/database?name=value&…`.
 //!
-//! A parser for web addresses cannot do this. It takes a list of hosts for a bad port, and refuses a user without a
-//! host.
+//! A parser for web addresses cannot do this. Such a parser mistakes a list of hosts for a bad port, and refuses a user
+//! without a host.
 
 use percent_encoding::percent_decode_str;
 

@@ -15,7 +15,7 @@ pub(super) fn millis(duration: Duration) -> u32 {
     duration.as_millis().try_into().unwrap_or(u32::MAX)
 }
 
-/// The places of the items in the batch, by their keys. A row that was written has only its key to find its item by.
+/// The places of the items in the batch, by their keys. A row that was written identifies its item only by its key.
 pub(super) fn places<'a>(
     items: impl Iterator<Item = (usize, &'a SessionKey)>,
 ) -> HashMap<(&'a str, &'a str), usize> {

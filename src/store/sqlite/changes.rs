@@ -21,8 +21,9 @@ use crate::store::{Bounds, Hint, Listener, StoreError};
 
 /// The time between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Longer than one tick of a local file system's clock. On a file system with longer ticks (FAT), a hint may be missed,
-/// and the next renewal brings the request.
+/// How old a file's modification time must be before an unchanged file counts as not written to. This is longer than
+/// one tick of a local file system's clock. On a file system with longer ticks (FAT), a hint may be missed, and the
+/// next renewal brings the request.
 const SETTLED: Duration = Duration::from_millis(100);
 
 pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
@@ -37,7 +38,8 @@ async fn beside(
     bounds: Bounds,
 ) -> Result<Changes, StoreError> {
     let changes = Changes::of(&file, bounds).await;
-    // After the connection is open, because the file at the path may have been replaced in the meantime.
+    // This check comes after the connection is open, because the file at the path may have been replaced in the
+    // meantime.
     let is_elsewhere = granted
         .is_some_and(|granted| granted.look().is_ok_and(|standing| !matches!(standing, Standing::Same)));
     match changes {
@@ -56,7 +58,7 @@ struct Changes {
     files: Files,
     /// Whether the path now leads to another file than when the runs were granted.
     is_elsewhere: bool,
-    /// Whether the hint about that has been given.
+    /// Whether the hint [`Replaced`](Hint::Replaced) has been given.
     is_told: bool,
 }
 

@@ -2,7 +2,8 @@
 -- it ends. ?1 account, ?2 session, ?3 run as a hyphenated UUID in lower case. Returns no row if the run does not hold
 -- the session.
 --
--- Needs SQLite 3.42. An older one does not know 'subsec', and finds no lease held.
+-- Needs SQLite 3.42. An older SQLite does not know 'subsec', so this statement never finds that the run holds its
+-- lease.
 --
 -- This write changes nothing, but it takes the one write lock, or fails. So what it proves stays true until the
 -- transaction ends.

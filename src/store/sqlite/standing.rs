@@ -30,8 +30,9 @@ pub(super) enum Standing {
     Other,
     /// No file. The next process creates a new one.
     Nothing,
-    /// The same file without the log or the shared memory that was opened with it, or another file beside that log. For
-    /// the next process that opens it, the last commits are lost, or mixed with the content of the other file.
+    /// The file that was opened, without the log or the shared memory that was opened with it; or another file, beside
+    /// that log. For the next process that opens it, the last commits are lost, or mixed with the content of the other
+    /// file.
     Torn,
 }
 

@@ -6,11 +6,11 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::GivenOrders;
 
-/// The wait for an answer is counted in steps of this length. Only steps that this process lives through count, so time
-/// for which it was frozen itself counts as one step.
+/// The wait for an answer is counted in steps of this length. Only steps during which this process runs count. However
+/// long this process was frozen, that counts as one step.
 const ANSWER_STEP: Duration = Duration::from_secs(1);
-/// The guardian counts as lost after so many steps in a row without an answer, or at which it was found stopped. At
-/// each step it is continued.
+/// The guardian counts as lost after this many steps in a row without an answer, or after it was found stopped at this
+/// many steps in a row. At each step it is sent SIGCONT.
 const ANSWER_STEPS: u32 = 6;
 
 /// How many orders the guardian has answered, and the wait for the next answer.

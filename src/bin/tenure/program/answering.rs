@@ -34,8 +34,8 @@ impl Program<'_> {
         }
     }
 
-    /// Whether CMD decides what the signal means. So it is with Ctrl-C that has reached CMD directly, and with a SIGHUP
-    /// that CMD catches, perhaps to read its configuration again, or ignores.
+    /// Whether CMD decides what the signal means. It does for a Ctrl-C that has reached CMD directly, and for a SIGHUP
+    /// that CMD ignores or catches, perhaps to read its configuration again.
     fn is_cmds_to_answer(&self, number: i32, has_reached_cmd: bool) -> bool {
         match number {
             libc::SIGHUP => self.pid.is_some_and(|pid| signals::survives(pid, number)),

@@ -78,8 +78,8 @@ pub(super) fn schema(Applied { version, compatible_from }: Applied) -> Finding {
     )
 }
 
-/// Judges the settings of a session that changes none of them. tenure's own sessions set what they need, except behind
-/// PgBouncer.
+/// Judges the settings that a session of this role has by default. tenure's own sessions set what they need, except
+/// behind PgBouncer.
 pub(super) fn settings(visit: &Visit<'_>, row: &PgRow, target: &Target) -> Result<Vec<Finding>, StoreError> {
     let pooled = visit.server.pooled;
     let standbys: i64 = visit.read(row, "standbys")?;
@@ -159,7 +159,7 @@ fn replication(synchronous_standbys: &str, synchronous_commit: &str, others: boo
     }
 }
 
-/// All three are in milliseconds. Zero means none.
+/// Judges the three time-outs, which are in milliseconds. Zero means that there is none.
 fn timeouts(pooled: bool, statement: i64, lock: i64, idle_session: i64) -> Finding {
     let bound = |millis: i64| match millis {
         0 => "none".to_owned(),

@@ -1,4 +1,4 @@
-//! The examination's connection to one server. It changes none of the settings that are examined.
+//! The examination's connection to one server. It sets time-outs of its own and `jit`, and changes no other setting.
 
 use std::time::Duration;
 
