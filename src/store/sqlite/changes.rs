@@ -1,9 +1,8 @@
-//! Hints without a server. Several times a second the file is asked whether anybody has written to it.
+//! Hints without a server. Several times a second the file system is asked whether anybody has written to the file.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -11,65 +10,49 @@ use futures::future::BoxFuture;
 use tokio::time::sleep;
 
 use super::{
-    connection::Connection,
-    failure::Failure,
     file::DatabaseFile,
-    standing::{OpenFiles, Standing},
+    standing::{FileIdentity, Standing},
 };
-use crate::store::{Bounds, Hint, Listener, StoreError};
+use crate::store::{Hint, Listener, StoreError};
 
 /// The time between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
 /// Longer than a tick of a local file system's clock. Where it is not (FAT), a renewal tells instead.
 const SETTLED: Duration = Duration::from_millis(100);
 
-pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
-    let granted = file.in_use();
-    Ok(Box::new(beside(granted, file, bounds).await?))
-}
-
-/// `granted` is the file of the runs that this listens for.
-async fn beside(
-    granted: Option<Arc<OpenFiles>>,
+/// Listens without a connection: it looks at the files of those that the runs have open.
+pub(super) struct Changes {
     file: DatabaseFile,
-    bounds: Bounds,
-) -> Result<Changes, StoreError> {
-    let changes = Changes::of(&file, bounds).await;
-    // Only now: another file may have come to the path while it was opened.
-    let is_elsewhere = granted
-        .is_some_and(|granted| granted.look().is_ok_and(|standing| !matches!(standing, Standing::Same)));
-    match changes {
-        Ok(changes) => Ok(Changes { is_elsewhere, ..changes }),
-        Err(error @ StoreError::Lost { .. }) => Err(error),
-        // What stands there may have no schema, or be no database. The runs are lost all the same.
-        Err(_) if is_elsewhere => Err(file.removed()),
-        Err(error) => Err(error),
-    }
-}
-
-struct Changes {
-    connection: Connection,
-    /// The file's version when it was looked at last.
-    seen: i64,
+    /// Which file the runs were granted in. `None` as long as none is open.
+    granted: Option<FileIdentity>,
     files: Files,
-    /// The path leads to another file now than when the runs were granted.
-    is_elsewhere: bool,
+    /// That the path leads elsewhere now.
     is_told: bool,
 }
 
 impl Changes {
-    async fn of(file: &DatabaseFile, bounds: Bounds) -> Result<Self, StoreError> {
-        // It listens for runs, and their file was there.
-        if file.there()?.is_none() {
-            return Err(file.removed());
-        }
-        let opened = Connection::open(file.clone(), bounds).await;
-        let mut connection = opened.map_err(|failure| failure.in_file(file))?;
-        // Before the version: what is written in between is seen as new.
+    pub(super) fn of(file: DatabaseFile) -> Self {
+        let granted = file.in_use().and_then(|open| open.file());
         let mut files = Files::of(file.path());
+        // What is written from now on.
         files.may_have_changed();
-        let seen = version(&mut connection).await?;
-        Ok(Self { connection, seen, files, is_elsewhere: false, is_told: false })
+        Self { file, granted, files, is_told: false }
+    }
+
+    /// Whether the path leads to another file than the runs were granted in. Their connections may have followed it there
+    /// already, or been given up.
+    fn is_elsewhere(&mut self) -> Result<bool, StoreError> {
+        let Some(open) = self.file.in_use() else {
+            return Ok(self.granted.is_some() && self.file.stands()? != self.granted);
+        };
+        if !matches!(self.file.look(&open)?, Standing::Same) {
+            return Ok(true);
+        }
+        if self.granted.is_none() || self.is_told {
+            // All runs have been told by now, and the next are granted here.
+            (self.granted, self.files, self.is_told) = (open.file(), Files::of(self.file.path()), false);
+        }
+        Ok(self.granted != open.file())
     }
 }
 
@@ -77,16 +60,10 @@ impl Listener for Changes {
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
         Box::pin(async move {
             sleep(PERIOD).await;
-            self.is_elsewhere |= !matches!(self.connection.look()?, Standing::Same);
-            if self.is_elsewhere && !std::mem::replace(&mut self.is_told, true) {
-                return Ok(Some(Hint::Replaced));
+            if self.is_elsewhere()? {
+                return Ok((!std::mem::replace(&mut self.is_told, true)).then_some(Hint::Replaced));
             }
-            if !self.files.may_have_changed() {
-                return Ok(None);
-            }
-            let version = version(&mut self.connection).await?;
-            let is_new = std::mem::replace(&mut self.seen, version) != version;
-            Ok(is_new.then_some(Hint::Changed))
+            Ok(self.files.may_have_changed().then_some(Hint::Changed))
         })
     }
 
@@ -95,16 +72,16 @@ impl Listener for Changes {
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            self.connection.say_goodbye().await;
-        })
+        Box::pin(async {})
     }
 }
 
-/// The file and its log, as the file system shows them. To ask the connection takes another thread, and this does not.
+/// The file and its log, as the file system shows them.
 struct Files {
     paths: [PathBuf; 2],
     seen: [Option<Seen>; 2],
+    /// Whether a later write would have shown.
+    was_settled: bool,
 }
 
 /// What a write changes.
@@ -116,9 +93,11 @@ struct Seen {
 
 impl Files {
     fn of(path: &Path) -> Self {
-        let mut log = path.as_os_str().to_owned();
+        // SQLite keeps the log beside the file, whatever link has led there.
+        let own = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let mut log = own.as_os_str().to_owned();
         log.push("-wal");
-        Self { paths: [path.to_owned(), log.into()], seen: [None; 2] }
+        Self { paths: [own, log.into()], seen: [None; 2], was_settled: false }
     }
 
     /// Whether somebody may have written since the last call.
@@ -128,25 +107,22 @@ impl Files {
             Some(Seen { len: found.len(), modified: found.modified().ok()? })
         });
         // A second write within a tick of the file system's clock changes nothing here.
-        let is_settled =
-            |seen: Seen| SystemTime::now().duration_since(seen.modified).is_ok_and(|age| age > SETTLED);
-        let is_known = found[1].is_some() && found.iter().flatten().all(|seen| is_settled(*seen));
+        let is_old =
+            |seen: &Seen| SystemTime::now().duration_since(seen.modified).is_ok_and(|age| age > SETTLED);
+        let is_settled = found[1].is_some() && found.iter().flatten().all(is_old);
+        let was_settled = std::mem::replace(&mut self.was_settled, is_settled);
         let is_same = std::mem::replace(&mut self.seen, found) == found;
-        !(is_same && is_known)
+        !(is_same && was_settled)
     }
-}
-
-/// A number that changes when another connection, of any process, has committed. To read it takes a few bytes of shared
-/// memory, and no row.
-async fn version(connection: &mut Connection) -> Result<i64, StoreError> {
-    let version = sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut connection.sqlite).await;
-    connection.answer(version.map_err(Failure::from))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::sqlite::file::Access;
+    use crate::store::{
+        Bounds,
+        sqlite::{connection::Connection, file::Access},
+    };
 
     const BOUNDS: Bounds = Bounds { statement: Duration::from_secs(5), lock: Duration::from_secs(5) };
 
@@ -154,41 +130,74 @@ mod tests {
         DatabaseFile::new(path.to_owned(), Access::Create)
     }
 
-    /// Runs were granted in one file, and another stands at the path before the listener has opened it.
-    async fn listener_of_the_second(make: impl AsyncFnOnce(&Path)) -> Result<Changes, StoreError> {
+    async fn hear(changes: &mut Changes) -> Option<Hint> {
+        changes.next().await.unwrap()
+    }
+
+    /// Runs were granted in one file, and another comes to its place.
+    async fn told_of_the_second(make: impl AsyncFnOnce(&Path)) -> Option<Hint> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t.db");
         let file = database(&path);
         let _lane = Connection::open(file.clone(), BOUNDS).await.unwrap();
-        let granted = file.in_use();
-        assert!(granted.is_some());
+        let mut changes = Changes::of(file);
         for name in ["t.db-wal", "t.db-shm"] {
             fs::remove_file(directory.path().join(name)).unwrap();
         }
         fs::rename(&path, directory.path().join("old.db")).unwrap();
         make(&path).await;
-        let mut changes = beside(granted, file.without_creating(), BOUNDS).await?;
-        assert_eq!(changes.next().await.unwrap(), Some(Hint::Replaced));
-        Ok(changes)
+        hear(&mut changes).await
     }
 
     #[tokio::test]
-    async fn a_file_that_was_replaced_while_the_listener_opened_it_is_told_of() {
+    async fn whatever_stands_in_the_place_of_the_runs_own_file_is_told_of() {
         let another = async |path: &Path| {
             Connection::open(database(path), BOUNDS).await.unwrap().say_goodbye().await;
         };
-        assert!(listener_of_the_second(another).await.is_ok());
+        let told = Some(Hint::Replaced);
+        assert_eq!(told_of_the_second(another).await, told);
+        assert_eq!(told_of_the_second(async |path: &Path| fs::write(path, "").unwrap()).await, told);
+        assert_eq!(
+            told_of_the_second(async |path: &Path| fs::write(path, "no database").unwrap()).await,
+            told
+        );
+        assert_eq!(told_of_the_second(async |path: &Path| fs::create_dir(path).unwrap()).await, told);
+        assert_eq!(told_of_the_second(async |_: &Path| {}).await, told);
     }
 
     #[tokio::test]
-    async fn a_file_without_a_schema_in_the_place_of_the_runs_own_is_a_loss() {
-        let lost = |found: Result<Changes, StoreError>| matches!(found, Err(StoreError::Lost { .. }));
-        assert!(lost(listener_of_the_second(async |path: &Path| fs::write(path, "").unwrap()).await));
-        assert!(lost(
-            listener_of_the_second(async |path: &Path| fs::write(path, "no database").unwrap()).await
-        ));
-        assert!(lost(listener_of_the_second(async |path: &Path| fs::create_dir(path).unwrap()).await));
-        assert!(lost(listener_of_the_second(async |_: &Path| {}).await));
+    async fn a_file_that_all_connections_have_gone_on_to_is_told_of_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.db");
+        let file = database(&path);
+        let first = Connection::open(file.clone(), BOUNDS).await.unwrap();
+        let mut changes = Changes::of(file.clone());
+        fs::rename(&path, directory.path().join("old.db")).unwrap();
+        for name in ["t.db-wal", "t.db-shm"] {
+            fs::remove_file(directory.path().join(name)).unwrap();
+        }
+        drop(first);
+        let second = Connection::open(file.clone(), BOUNDS).await.unwrap();
+        assert_eq!(hear(&mut changes).await, Some(Hint::Replaced));
+        assert_ne!(hear(&mut changes).await, Some(Hint::Replaced));
+        second.say_goodbye().await;
+        assert_ne!(hear(&mut changes).await, Some(Hint::Replaced), "nobody has it open, and it is the same");
+    }
+
+    #[tokio::test]
+    async fn a_second_write_in_the_same_tick_of_the_clock_is_not_missed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.db");
+        fs::write(&path, "data").unwrap();
+        let log = fs::File::create(directory.path().join("t.db-wal")).unwrap();
+        let mut files = Files::of(&path);
+        let now = SystemTime::now();
+        log.set_modified(now).unwrap();
+        assert!(files.may_have_changed());
+        log.set_modified(now).unwrap();
+        std::thread::sleep(2 * SETTLED);
+        assert!(files.may_have_changed());
+        assert!(!files.may_have_changed());
     }
 
     #[test]

@@ -91,6 +91,11 @@ impl DatabaseFile {
         identity(&self.path)
     }
 
+    /// Which file stands at the path, without a word about whether it may be opened.
+    pub(super) fn stands(&self) -> Result<Option<FileIdentity>, StoreError> {
+        Ok(if_there(self.identity()).map_err(|error| self.unclear(&error))?.flatten())
+    }
+
     pub(super) fn has_log(&self) -> bool {
         standing::has_log(&self.path)
     }
