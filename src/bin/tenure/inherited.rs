@@ -13,6 +13,7 @@ use std::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
     },
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process::Command,
     ptr,
@@ -245,6 +246,23 @@ pub(crate) fn die_of(number: i32) {
     if unsafe { signal(number, SigHandler::SigDfl) }.is_ok() {
         let _ = nix::sys::signal::raise(number);
         let _ = SigSet::from_iter([number]).thread_unblock();
+    }
+}
+
+/// Has a copy of this process do something, and end; answers the copy's id.
+///
+/// To be called while this process has one thread: the copy has no other, and what another one holds would be held in
+/// the copy without end.
+pub(crate) fn fork(of_copy: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: the copy of a process with one thread may do all that the process may.
+    match unsafe { libc::fork() } {
+        0 => {
+            // What unwinds would go on here as a second one of this process.
+            let _ = catch_unwind(AssertUnwindSafe(of_copy));
+            // SAFETY: it runs nothing of what this process does at its end.
+            unsafe { libc::_exit(1) }
+        }
+        copy => Pid::from_raw(copy).filter(|_| copy > 0).ok_or_else(io::Error::last_os_error),
     }
 }
 

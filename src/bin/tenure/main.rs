@@ -151,14 +151,13 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
     }
 }
 
-/// The same binary is started again between this command and the program it runs.
+/// The same binary is started again as the guardian of the program that this command runs.
 #[cfg(target_os = "linux")]
 fn in_another_role() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     let role = args.next()?;
     match role.to_str()? {
         wire::GUARDIAN => Some(guardian::main(args)),
-        wire::LAUNCH => Some(launch::main(args)),
         _ => None,
     }
 }
