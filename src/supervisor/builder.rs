@@ -37,6 +37,7 @@ pub struct LeaseSupervisorBuilder {
     connections: Connections,
     hints: bool,
     looking_only: bool,
+    checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
     #[cfg(feature = "postgres")]
@@ -59,6 +60,7 @@ impl LeaseSupervisorBuilder {
             connections: Connections::default(),
             hints: true,
             looking_only: false,
+            checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
             #[cfg(feature = "postgres")]
@@ -201,6 +203,14 @@ impl LeaseSupervisorBuilder {
         self
     }
 
+    /// Whether [`start`](Self::start) tries whether the limits of the process leave what a supervisor needs. Default
+    /// `true`. For a program that has just tried it together with its own needs, by
+    /// [`Need::check`](crate::limits::Need::check).
+    pub fn check_limits(mut self, check: bool) -> Self {
+        self.checks_limits = check;
+        self
+    }
+
     /// Another source of local time, for tests.
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
@@ -218,8 +228,11 @@ impl LeaseSupervisorBuilder {
     /// # Cancel safety
     /// Dropping the future ends what was started.
     pub async fn start(self) -> Result<LeaseSupervisor, StartError> {
+        let checks_limits = self.checks_limits;
         let plan = self.plan()?;
-        limits::SUPERVISOR.check()?;
+        if checks_limits {
+            limits::SUPERVISOR.check()?;
+        }
         let (ready, started) = oneshot::channel();
         let (last_word, over) = oneshot::channel();
         let no_thread = |error: std::io::Error| StartError::Thread(limits::no_thread(&error));

@@ -168,7 +168,8 @@ fn check_limits(command: &Command) -> Result<(), Failure> {
         Command::Phase(_) | Command::Completions(_) | Command::Man(_) => {
             Need { descriptors: 10, threads: 2, memory: 4 << 20 }
         }
-        _ => Need { descriptors: 40, threads: 12, memory: 48 << 20 },
+        // Of the threads, three are connections to a file, and two are the processes before CMD.
+        _ => Need { descriptors: 40, threads: 9, memory: 48 << 20 },
     };
     need.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
 }
