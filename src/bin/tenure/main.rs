@@ -103,7 +103,7 @@ fn obey(cli: &Cli) -> Result<Exit, Failure> {
     #[cfg(target_os = "linux")]
     let inheritance = inheritance.map_err(|error| Failure::new(UNAVAILABLE, error))?;
     check_limits(&cli.command)?;
-    let log = log_to_stderr(&cli.global)?;
+    let log = log_to_stderr(&cli.global);
     let runtime = runtime()?;
     let result = runtime.block_on(async {
         #[cfg(target_os = "linux")]
@@ -201,17 +201,17 @@ fn answer(error: &clap::Error) {
 }
 
 /// Whoever does not read the log does not stop what is logged.
-fn log_to_stderr(global: &Global) -> Result<Lines, Failure> {
+fn log_to_stderr(global: &Global) -> Lines {
     let level = match global.verbose {
         0 => LevelFilter::OFF,
         1 => LevelFilter::INFO,
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    let lines = Lines::to(Box::new(io::stderr())).map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    let lines = Lines::to(Box::new(io::stderr()));
     // https://no-color.org
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colours = io::stderr().is_terminal() && !is_plain;
     tracing_subscriber::fmt().with_max_level(level).with_ansi(colours).with_writer(lines.clone()).init();
-    Ok(lines)
+    lines
 }
