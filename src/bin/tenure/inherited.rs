@@ -249,6 +249,16 @@ pub(crate) fn die_of(number: i32) {
     }
 }
 
+/// Lets all threads take memory from one heap. The C library would begin one for each of the few threads, which allocate
+/// little and seldom.
+pub(crate) fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number of the C library, which takes any.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Has a copy of this process do something, and end; answers the copy's id.
 ///
 /// To be called while this process has one thread: the copy has no other, and what another one holds would be held in

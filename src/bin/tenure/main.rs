@@ -65,6 +65,8 @@ use crate::{
 
 fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
+    inherited::share_one_heap();
+    #[cfg(target_os = "linux")]
     if let Some(code) = in_another_role() {
         return code;
     }
