@@ -8,7 +8,7 @@ use std::{
 
 /// The modules of the crate, lowest first. A module may use those of its own line and of the lines above it here.
 const LAYERS: &[&[&str]] = &[
-    &["clock", "limits", "origin", "text"],
+    &["clock", "limits", "origin", "pulse", "text"],
     &["session"],
     &["caller", "config", "end", "process", "watch"],
     &["store"],

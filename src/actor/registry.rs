@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
+use actix::{
+    Actor, Addr, AsyncContext, Context, Handler, Message,
+    fut::{ActorFutureExt as _, wrap_future},
+};
 use tokio::sync::watch;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -27,6 +30,7 @@ use crate::{
     },
     clock::{Gap, Reading, instant},
     end::EndReason,
+    pulse::Pulse,
     run::{RunMessage, Shared},
     session::{Holder, Label, NodeId, RunId, SessionKey},
 };
@@ -46,6 +50,8 @@ pub(crate) struct Registry {
     sessions: HashMap<SessionKey, LocalSession>,
     links: Links,
     last_reading: Reading,
+    /// Until it has started.
+    tick: Option<Pulse>,
     /// Runs that must not live, whose releases are under way.
     orphans: HashMap<RunId, SessionKey>,
     stop_compensating: CancellationToken,
@@ -106,15 +112,16 @@ struct Compensated {
 }
 
 /// How often the local clocks are compared.
-const TICK: Duration = Duration::from_secs(1);
+pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 impl Registry {
-    pub(crate) fn new(links: Links, root: CancellationToken, over: DropGuard) -> Self {
+    pub(crate) fn new(links: Links, tick: Pulse, root: CancellationToken, over: DropGuard) -> Self {
         let last_reading = links.run.clock.reading();
         Self {
             _root: root.clone().drop_guard(),
             sessions: HashMap::new(),
             links,
+            tick: Some(tick),
             last_reading,
             orphans: HashMap::new(),
             stop_compensating: CancellationToken::new(),
@@ -158,7 +165,9 @@ impl Actor for Registry {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        tick(ctx);
+        if let Some(pulse) = self.tick.take() {
+            tick(pulse, ctx);
+        }
     }
 }
 
@@ -173,8 +182,12 @@ impl Drop for Registry {
 }
 
 /// Re-armed instead of an interval: after a freeze an interval would fire once for every second missed.
-fn tick(ctx: &mut Context<Registry>) {
-    ctx.run_later(TICK, |registry, ctx| {
+fn tick(mut pulse: Pulse, ctx: &mut Context<Registry>) {
+    let next = async move {
+        pulse.next().await;
+        pulse
+    };
+    ctx.spawn(wrap_future::<_, Registry>(next).map(|pulse, registry, ctx| {
         let reading = registry.links.run.clock.reading();
         let earlier = std::mem::replace(&mut registry.last_reading, reading);
         let recheck = match Gap::between(&earlier, &reading, registry.links.run.timing.safety_margin()) {
@@ -194,8 +207,8 @@ fn tick(ctx: &mut Context<Registry>) {
         if let Some(recheck) = recheck {
             registry.recheck(recheck);
         }
-        tick(ctx);
-    });
+        tick(pulse, ctx);
+    }));
 }
 
 impl Handler<ConfirmAll> for Registry {

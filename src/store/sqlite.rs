@@ -135,7 +135,7 @@ impl LeaseStore for SqliteStore {
         Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
     }
 
-    /// There is no server that tells of a change, so the file is looked at five times a second.
+    /// There is no server that tells of a change, so the file is looked at four times a second.
     fn listen(&self, _: NodeId, _: Bounds) -> Option<Listening> {
         let file = self.file.clone();
         Some(Box::pin(async move { Ok(Box::new(changes::Changes::of(file)) as Box<dyn Listener>) }))

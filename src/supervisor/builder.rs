@@ -16,6 +16,8 @@ use super::{
     connections::Connections,
     start::{Plan, live},
 };
+#[cfg(feature = "testing")]
+use crate::{actor::registry::TICK, pulse::Pulse};
 use crate::{
     clock::{SharedClock, SystemClock},
     config::Settings,
@@ -184,7 +186,7 @@ impl LeaseSupervisorBuilder {
     /// Whether requests to stop are listened for; otherwise one reaches its run with the next renewal. Default `true`.
     ///
     /// On PostgreSQL this takes one more connection while there is any session, and none is listened on behind
-    /// PgBouncer (`pgbouncer=true`). On SQLite it is a look, five times a second, at whether anybody has written to the
+    /// PgBouncer (`pgbouncer=true`). On SQLite it is a look, four times a second, at whether anybody has written to the
     /// file.
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
@@ -261,7 +263,7 @@ impl LeaseSupervisorBuilder {
     #[cfg(feature = "testing")]
     pub async fn start_here(self) -> Result<LeaseSupervisor, StartError> {
         let plan = self.plan()?;
-        let Started { inner, watcher, over, .. } = plan.start().await?;
+        let Started { inner, watcher, over, .. } = plan.start(Pulse::of_runtime(TICK)).await?;
         actix_rt::spawn(watcher.serve(over));
         Ok(LeaseSupervisor { inner: Arc::new(inner) })
     }

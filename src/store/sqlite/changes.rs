@@ -7,16 +7,18 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use tokio::time::sleep;
 
 use super::{
     file::DatabaseFile,
     standing::{FileIdentity, Standing},
 };
-use crate::store::{Hint, Listener, StoreError};
+use crate::{
+    pulse::Pulse,
+    store::{Hint, Listener, StoreError},
+};
 
 /// The time between two looks.
-const PERIOD: Duration = Duration::from_millis(200);
+const PERIOD: Duration = Duration::from_millis(250);
 /// Longer than a tick of a local file system's clock. Where it is not (FAT), a renewal tells instead.
 const SETTLED: Duration = Duration::from_millis(100);
 
@@ -28,6 +30,7 @@ pub(super) struct Changes {
     files: Files,
     /// That the path leads elsewhere now.
     is_told: bool,
+    pulse: Pulse,
 }
 
 impl Changes {
@@ -36,7 +39,7 @@ impl Changes {
         let mut files = Files::of(file.path());
         // What is written from now on.
         files.may_have_changed();
-        Self { file, granted, files, is_told: false }
+        Self { file, granted, files, is_told: false, pulse: Pulse::of_kernel(PERIOD) }
     }
 
     /// Whether the path leads to another file than the runs were granted in. Their connections may have followed it there
@@ -59,7 +62,7 @@ impl Changes {
 impl Listener for Changes {
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
         Box::pin(async move {
-            sleep(PERIOD).await;
+            self.pulse.next().await;
             if self.is_elsewhere()? {
                 return Ok((!std::mem::replace(&mut self.is_told, true)).then_some(Hint::Replaced));
             }
