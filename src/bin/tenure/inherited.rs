@@ -38,16 +38,11 @@ use tokio::io::unix::AsyncFd;
 
 use crate::timer::Timer;
 
-/// Lets a command's process, and no other, have a socket; answers the number to tell it.
-///
-/// The flag is cleared after the fork, so that no process started at the same time by another thread gets it.
-/// The socket is closed in this process when the command is dropped.
-pub(crate) fn leave_open(command: &mut Command, socket: UnixStream) -> String {
-    let number = socket.as_raw_fd().to_string();
-    let keep = move || Ok(fcntl_setfd(&socket, FdFlags::empty())?);
-    // SAFETY: between fork and exec this makes one system call; it allocates nothing and takes no lock.
-    unsafe { command.pre_exec(keep) };
-    number
+/// Lets the processes that are started from now on have a socket, until it is closed here; answers the number to tell
+/// them. (To have it kept open between fork and exec would be to copy this process for that alone.)
+pub(crate) fn leave_open(socket: &UnixStream) -> io::Result<String> {
+    fcntl_setfd(socket, FdFlags::empty())?;
+    Ok(socket.as_raw_fd().to_string())
 }
 
 /// Takes over the socket of this number, which the parent left open; what this process starts does not have it.
