@@ -96,7 +96,7 @@ impl Events {
                 })?),
             },
         };
-        Ok(Self { lines: Lines::to(output)?, json, quiet, key, run: OnceCell::new() })
+        Ok(Self { lines: Lines::to(output), json, quiet, key, run: OnceCell::new() })
     }
 
     pub(crate) fn tell(&self, event: &Event<'_>) {
