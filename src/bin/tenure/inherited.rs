@@ -39,7 +39,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::timer::Timer;
 
-/// Lets child processes inherit a socket. Returns the descriptor's number, which the process that needs it must be told.
+/// Lets child processes inherit a socket. Returns the descriptor's number, for the process that needs the socket.
 ///
 /// Every process that is started before the caller closes the socket inherits it. A `pre_exec` hook would limit that to
 /// one process, but with such a hook the standard library forks this process instead of using `posix_spawn`.
@@ -250,8 +250,8 @@ pub(crate) fn die_of(number: i32) {
     }
 }
 
-/// Makes all threads allocate from one heap. By default, the C library creates a heap for each thread, and the few threads
-/// of this command allocate little.
+/// Makes all threads allocate from one heap. By default, the C library creates a heap for each thread, and the threads
+/// of this command are few and allocate little.
 pub(crate) fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: this sets a parameter of the C library, and every value is valid.

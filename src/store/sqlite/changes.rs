@@ -44,8 +44,8 @@ impl Changes {
         Self { file, granted, files, is_told: false, pulse: Pulse::of_kernel(PERIOD) }
     }
 
-    /// Whether the path leads to another file than the one in which the runs were granted. By now the store's connections
-    /// may be closed, or may have opened the other file.
+    /// Whether the path leads to another file than the one in which the runs were granted. The connections of the store
+    /// may have been closed since then, or may have opened the other file.
     fn is_elsewhere(&mut self) -> Result<bool, StoreError> {
         let Some(open) = self.file.in_use() else {
             return Ok(self.granted.is_some() && self.file.stands()? != self.granted);
