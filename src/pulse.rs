@@ -90,7 +90,7 @@ mod kernel {
             Ok(Self { period, file: Receiver::from_owned_fd_unchecked(file)? })
         }
 
-        /// Arms the timer for one wake-up, so that the timer wakes the process only during a call.
+        /// Arms the timer for one wake-up. A timer that repeats would also wake the process while nobody waits.
         pub(super) async fn next(&self) -> io::Result<()> {
             let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
             let it_value =

@@ -57,9 +57,13 @@ impl Lines {
             return;
         }
         state.unwritten += 1;
+        self.start_thread(&mut state);
+    }
+
+    /// If the process has too many threads now, the next line tries again.
+    fn start_thread(&self, state: &mut State) {
         if !state.is_started {
             let shared = self.shared.clone();
-            // If the process has too many threads now, the next line tries again.
             state.is_started =
                 thread::Builder::new().name("lines".to_owned()).spawn(move || shared.write()).is_ok();
         }
@@ -67,7 +71,10 @@ impl Lines {
 
     /// Waits until all lines are written, though no longer than [`LAST_WORDS`].
     pub(crate) fn finish(&self) {
-        let state = self.shared.lock();
+        let mut state = self.shared.lock();
+        if state.unwritten > 0 {
+            self.start_thread(&mut state);
+        }
         let _ = self.shared.is_written.wait_timeout_while(state, LAST_WORDS, |state| state.unwritten > 0);
     }
 }
