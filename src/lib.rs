@@ -185,6 +185,7 @@ mod origin;
 pub mod pin;
 #[cfg(all(unix, feature = "process"))]
 pub mod process;
+mod pulse;
 mod run;
 mod session;
 pub mod store;

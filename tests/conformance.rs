@@ -5,6 +5,7 @@
 mod support;
 
 // Not part of `support`: a promise that no backend is asked for shall be a warning (dead code).
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "testing"))]
 #[macro_use]
 #[path = "support/conformance.rs"]
 mod suite;

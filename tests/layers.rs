@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["store"],
     &["caller", "config", "end", "process", "watch"],
     &["session"],
-    &["backoff", "clock", "limits", "origin", "text"],
+    &["backoff", "clock", "limits", "origin", "pulse", "text"],
 ];
 
 #[test]

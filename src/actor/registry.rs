@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
+use actix::{
+    Actor, Addr, AsyncContext, Context, Handler, Message,
+    fut::{ActorFutureExt as _, wrap_future},
+};
 use futures::channel::oneshot;
 use tokio::sync::watch;
 use tokio_util::{
@@ -29,6 +32,7 @@ use crate::{
     },
     clock::{Gap, Reading, instant},
     end::EndReason,
+    pulse::Pulse,
     run::{RunContext, RunMessage, Shared},
     session::{Holder, Label, NodeId, RunId, SessionKey},
 };
@@ -48,6 +52,8 @@ pub(crate) struct Registry {
     sessions: HashMap<SessionKey, LocalSession>,
     links: Links,
     last_reading: Reading,
+    /// Wakes the registry to compare the clocks. `None` once the registry has started.
+    tick: Option<Pulse>,
     /// Runs without an owner, whose releases are under way.
     orphans: HashMap<RunId, SessionKey>,
     stop_compensating: CancellationToken,
@@ -116,15 +122,16 @@ struct Compensated {
 }
 
 /// How often the local clocks are compared.
-const TICK: Duration = Duration::from_secs(1);
+pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 impl Registry {
-    pub(crate) fn new(links: Links, root: CancellationToken, over: DropGuard) -> Self {
+    pub(crate) fn new(links: Links, tick: Pulse, root: CancellationToken, over: DropGuard) -> Self {
         let last_reading = links.run.clock.reading();
         Self {
             _root: root.clone().drop_guard(),
             sessions: HashMap::new(),
             links,
+            tick: Some(tick),
             last_reading,
             orphans: HashMap::new(),
             stop_compensating: CancellationToken::new(),
@@ -168,8 +175,10 @@ impl Actor for Registry {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        if may_start(ctx) {
-            tick(ctx);
+        if may_start(ctx)
+            && let Some(pulse) = self.tick.take()
+        {
+            tick(pulse, ctx);
         }
     }
 }
@@ -184,9 +193,13 @@ impl Drop for Registry {
     }
 }
 
-/// Re-arms a timer each time. After a freeze, an interval would fire once for every second that it has missed.
-fn tick(ctx: &mut Context<Registry>) {
-    ctx.run_later(TICK, |registry, ctx| {
+/// Compares the clocks with each pulse.
+fn tick(mut pulse: Pulse, ctx: &mut Context<Registry>) {
+    let next = async move {
+        pulse.next().await;
+        pulse
+    };
+    ctx.spawn(wrap_future::<_, Registry>(next).map(|pulse, registry, ctx| {
         let reading = registry.links.run.clock.reading();
         let earlier = std::mem::replace(&mut registry.last_reading, reading);
         let recheck = match Gap::between(&earlier, &reading, registry.links.run.timing.safety_margin()) {
@@ -206,8 +219,8 @@ fn tick(ctx: &mut Context<Registry>) {
         if let Some(recheck) = recheck {
             registry.recheck(recheck);
         }
-        tick(ctx);
-    });
+        tick(pulse, ctx);
+    }));
 }
 
 impl Handler<ConfirmAll> for Registry {

@@ -16,6 +16,8 @@ use super::{
     connections::Connections,
     start::{Plan, live},
 };
+#[cfg(feature = "testing")]
+use crate::{actor::registry::TICK, pulse::Pulse};
 use crate::{
     clock::{SharedClock, SystemClock},
     config::Settings,
@@ -37,6 +39,7 @@ pub struct LeaseSupervisorBuilder {
     connections: Connections,
     hints: bool,
     looking_only: bool,
+    checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
     #[cfg(feature = "postgres")]
@@ -59,6 +62,7 @@ impl LeaseSupervisorBuilder {
             connections: Connections::default(),
             hints: true,
             looking_only: false,
+            checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
             #[cfg(feature = "postgres")]
@@ -186,7 +190,7 @@ impl LeaseSupervisorBuilder {
     /// renewal. Default: `true`.
     ///
     /// On PostgreSQL this takes one more connection while the supervisor has a session. The supervisor does not listen
-    /// behind PgBouncer (`pgbouncer=true`). On SQLite the supervisor checks five times a second whether anybody has
+    /// behind PgBouncer (`pgbouncer=true`). On SQLite the supervisor checks four times a second whether anybody has
     /// written to the file.
     pub fn hints(mut self, hints: bool) -> Self {
         self.hints = hints;
@@ -203,6 +207,16 @@ impl LeaseSupervisorBuilder {
     /// server that takes writes, and the right to write.
     pub fn looking_only(mut self) -> Self {
         self.looking_only = true;
+        self
+    }
+
+    /// Whether [`start`](Self::start) checks that the limits of the process leave what a supervisor needs. Default:
+    /// `true`.
+    ///
+    /// Turn this off in a program that has just checked the supervisor's needs together with its own, by
+    /// [`Need::check`](crate::limits::Need::check).
+    pub fn check_limits(mut self, check: bool) -> Self {
+        self.checks_limits = check;
         self
     }
 
@@ -223,8 +237,11 @@ impl LeaseSupervisorBuilder {
     /// # Cancel safety
     /// Dropping the future ends what was started.
     pub async fn start(self) -> Result<LeaseSupervisor, StartError> {
+        let checks_limits = self.checks_limits;
         let plan = self.plan()?;
-        limits::SUPERVISOR.check()?;
+        if checks_limits {
+            limits::SUPERVISOR.check()?;
+        }
         let (ready, started) = oneshot::channel();
         let (last_word, over) = oneshot::channel();
         let no_thread = |error: std::io::Error| StartError::Thread(limits::no_thread(&error));
@@ -253,7 +270,7 @@ impl LeaseSupervisorBuilder {
     #[cfg(feature = "testing")]
     pub async fn start_here(self) -> Result<LeaseSupervisor, StartError> {
         let plan = self.plan()?;
-        let Started { inner, watcher, over, .. } = plan.start().await?;
+        let Started { inner, watcher, over, .. } = plan.start(Pulse::of_runtime(TICK)).await?;
         actix_rt::spawn(watcher.serve(over));
         Ok(LeaseSupervisor { inner: Arc::new(inner) })
     }

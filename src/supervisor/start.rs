@@ -24,7 +24,7 @@ use crate::{
         lane::{Lane, LaneSettings},
         pool::Pool,
         query::{Queries, QueryWorkers},
-        registry::{Links, Registry, ShutdownReport},
+        registry::{Links, Registry, ShutdownReport, TICK},
         run::RunLinks,
         watching::{Watcher, Watching},
     },
@@ -34,6 +34,7 @@ use crate::{
     event::{EventSender, RunEvent, forward},
     limits,
     origin::Origin,
+    pulse::Pulse,
     session::{Label, NodeId},
     store::SharedStore,
 };
@@ -81,7 +82,7 @@ pub(super) fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartEr
 
 /// Starts the supervisor, reports that it is ready, and drives the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
-    match plan.start().await {
+    match plan.start(Pulse::of_kernel(TICK)).await {
         Ok(Started { inner, watcher, over, goodbyes }) => {
             let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
             // If the caller has gone, the only handle is dropped here, and that shuts the registry down.
@@ -102,7 +103,7 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
-    pub(super) async fn start(self) -> Result<Started, StartError> {
+    pub(super) async fn start(self, tick: Pulse) -> Result<Started, StartError> {
         let base = Base::of(&self);
         // A start that fails, or whose future is dropped, leaves nothing running.
         let unless_started = base.over.clone().drop_guard();
@@ -118,7 +119,7 @@ impl Plan {
             actix_rt::spawn(Pools::rest_when_idle(pools.keepers(), busy.clone(), base.over.clone()));
         }
         let report = Arc::<OnceLock<_>>::default();
-        let registry = base.registry(&pools, &queries, is_busy, &report, unless_started);
+        let registry = base.registry(&pools, &queries, is_busy, &report, tick, unless_started);
         if self.hints {
             base.hear_hints(registry.clone(), busy);
         }
@@ -225,6 +226,7 @@ impl Base {
         queries: &Queries,
         is_busy: watch::Sender<bool>,
         report: &Arc<OnceLock<ShutdownReport>>,
+        tick: Pulse,
         unless_started: DropGuard,
     ) -> Addr<Registry> {
         let timing = self.timing;
@@ -253,7 +255,7 @@ impl Base {
                 is_busy,
                 report: report.clone(),
             };
-            Registry::new(links, CancellationToken::new(), unless_started)
+            Registry::new(links, tick, CancellationToken::new(), unless_started)
         })
     }
 

@@ -2,11 +2,9 @@
 
 use std::fs;
 
-use rustix::process::Signal;
-
 use crate::{
     scene::{ACCOUNT, Running, Scene},
-    support::{self, backend::Reachable},
+    support::backend::Reachable,
 };
 
 on_every_backend! {
@@ -109,7 +107,7 @@ fn what_a_killed_run_has_left_is_swept_by_the_next_and_that_of_a_living_one_is_n
     let sockets = || fs::read_dir(scene.path("runtime")).unwrap().count();
     let killed = scene.run(&url, "killed", &[], "ready; sleep 6000");
     scene.wait_for("ready");
-    killed.signal(Signal::KILL);
+    killed.signal(rustix::process::Signal::KILL);
     drop(killed);
     assert_eq!(sockets(), 1);
     fs::remove_file(scene.path("ready")).unwrap();
@@ -122,7 +120,7 @@ fn what_a_killed_run_has_left_is_swept_by_the_next_and_that_of_a_living_one_is_n
     assert_eq!(scene.run(&url, "next", &[], "exit 0").exit(), 0);
     fs::write(scene.path("go"), "").unwrap();
     assert_eq!(living.finish().code, 0);
-    support::wait_until("nothing but the notes is left", || sockets() == 1);
+    crate::support::wait_until("nothing but the notes is left", || sockets() == 1);
 }
 
 /// CMD may go anywhere and still reach its run; and nothing is put into the working directory.

@@ -1,8 +1,11 @@
 //! Typing mistakes name their remedy, and every tip works; and what people set once, for all commands.
 
+#[cfg(feature = "sqlite")]
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use crate::scene::{Running, Scene};
+#[cfg(feature = "sqlite")]
+use crate::scene::Running;
+use crate::scene::Scene;
 
 #[test]
 fn a_mistake_on_the_command_line_names_its_remedy() {

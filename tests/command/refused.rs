@@ -1,11 +1,6 @@
 //! What cannot work is refused with a code and a remedy; nothing is started, and nothing held.
 
-use std::{net::TcpListener, path::Path};
-
-use crate::{
-    scene::{Finished, Running, Scene},
-    support,
-};
+use crate::scene::{Finished, Running, Scene};
 
 /// Every command that needs the database; those that would start something would leave `started`.
 fn every_command<'a>(scene: &'a Scene, url: &'a str) -> impl Iterator<Item = (&'static str, Finished)> + 'a {
@@ -93,7 +88,7 @@ fn an_unknown_scheme_is_78() {
 
 #[cfg(feature = "sqlite")]
 mod sqlite {
-    use std::{fs, os::unix::fs::PermissionsExt as _};
+    use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
     use super::*;
     use crate::{
@@ -194,10 +189,14 @@ mod sqlite {
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    use std::time::{Duration, Instant};
+    use std::{
+        net::TcpListener,
+        time::{Duration, Instant},
+    };
 
     use super::*;
     use crate::support::{
+        self,
         backend::{Backend as _, Reachable as _},
         client::key,
         postgres::Server,

@@ -71,7 +71,9 @@ impl Database {
         #[cfg(feature = "sqlite")]
         if let Ok(file) = store::SqliteStore::new(&self.url) {
             let store = std::sync::Arc::new(file.without_creating());
-            return Ok(Some(LeaseSupervisor::builder_on(store).connections(Connections::Shared)));
+            return Ok(Some(
+                LeaseSupervisor::builder_on(store).connections(Connections::Shared).check_limits(false),
+            ));
         }
         Ok(Some(builder(&self.url)))
     }
@@ -199,9 +201,10 @@ fn warn(global: &Global, url: &str) {
     }
 }
 
-/// One connection is enough for one run. Many such commands may use one server, so each takes as few as it can.
+/// One connection is enough for one run. Many such commands may use one server, so each takes as few as it can. The
+/// limits were checked when the command started.
 fn builder(url: &str) -> LeaseSupervisorBuilder {
-    LeaseSupervisor::builder(url).connections(Connections::Shared)
+    LeaseSupervisor::builder(url).connections(Connections::Shared).check_limits(false)
 }
 
 const EMPTY: &str = "the database URL (--database, or TENURE_DATABASE_URL) is empty: name a database, or leave it out \

@@ -89,7 +89,7 @@ impl Events {
             None => Box::new(io::stderr()),
             Some(path) => Box::new(EventFile::open(path)?),
         };
-        Ok(Self { lines: Lines::to(output)?, json, quiet, key, run: OnceCell::new() })
+        Ok(Self { lines: Lines::to(output), json, quiet, key, run: OnceCell::new() })
     }
 
     pub(crate) fn tell(&self, event: &Event<'_>) {

@@ -134,7 +134,7 @@ pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
     let (ours, theirs) = StdStream::pair()?;
     ours.set_nonblocking(true)?;
     let mut command = Command::new(&plan.binary);
-    let socket = inherited::leave_open(&mut command, theirs);
+    let socket = inherited::leave_open(&theirs)?;
     // Signals from the terminal are for CMD, not for its guardian.
     command.arg0(&plan.title).arg(GUARDIAN).arg(socket).process_group(0);
     command.args(plan.setup.to_args()).args(&plan.program);
@@ -145,6 +145,7 @@ pub(crate) fn start(plan: &GuardPlan) -> io::Result<(Guarded, Reports)> {
         };
     }
     let child = command.spawn()?;
+    drop(theirs);
     let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
     let (socket, orders) = UnixStream::from_std(ours)?.into_split();
     let tree = ProcessTree::of(plan.setup.run).with_all_below_this_process();

@@ -17,7 +17,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Read as _, Write as _},
-    os::unix::{net::UnixStream, process::CommandExt as _},
+    os::unix::net::UnixStream,
     process::ExitCode,
     time::Duration,
 };
@@ -32,7 +32,7 @@ use rustix::{
 };
 use tenure::{
     clock::{Clock as _, SystemClock},
-    process::{Ending, ProcessTree, Progress, TreeEnd, become_subreaper, prepare},
+    process::{Ending, ProcessTree, Progress, TreeEnd, become_subreaper},
 };
 
 use crate::{
@@ -118,21 +118,17 @@ impl Guardian {
 
         let (gate, theirs) = UnixStream::pair()?;
         gate.set_nonblocking(true)?;
-        let mut command = launch::command(theirs, setup.dispositions);
-        command.args(program);
-        prepare(&mut command, setup.run);
-        if let Group::Shared(group) = setup.group {
-            command.process_group(group.try_into().map_err(io::Error::other)?);
-        }
-        let child = command.spawn()?.id();
-        drop((command, descriptors));
-        let tree = ProcessTree::of(setup.run).with_root(child).with_all_below_this_process();
+        let own = (control, signals, timer, gate);
+        let ((control, signals, timer, gate), child) = launch::start(theirs, &setup, &program, own)?;
+        drop(descriptors);
+        let program = child.as_raw_pid().unsigned_abs();
+        let tree = ProcessTree::of(setup.run).with_root(program).with_all_below_this_process();
         let mut guardian = Self {
             control,
             heard: 0,
             gate: Gate::Shut(gate),
-            program: child,
-            child: child.try_into().ok().and_then(Pid::from_raw),
+            program,
+            child: Some(child),
             is_program: false,
             group: setup.group,
             tree: tree.leaving(setup.leave),
@@ -149,7 +145,7 @@ impl Guardian {
         // So the reader of CMD's output sees the end when CMD closes it.
         inherited::let_go_of_input_and_output()?;
         inherited::let_go_of_errors()?;
-        guardian.control.say(&Report::Ready(child));
+        guardian.control.say(&Report::Ready(program));
         Ok(guardian)
     }
 

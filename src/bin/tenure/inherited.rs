@@ -14,6 +14,7 @@ use std::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
     },
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process::Command,
     ptr,
@@ -38,16 +39,13 @@ use tokio::io::unix::AsyncFd;
 
 use crate::timer::Timer;
 
-/// Lets the process of a command inherit a socket. Returns the descriptor's number, which the process must be told.
+/// Lets child processes inherit a socket. Returns the descriptor's number, for the process that needs the socket.
 ///
-/// The close-on-exec flag is cleared after the fork, so that no process that another thread starts inherits the socket.
-/// Dropping the command closes the socket in this process.
-pub(crate) fn leave_open(command: &mut Command, socket: UnixStream) -> String {
-    let number = socket.as_raw_fd().to_string();
-    let keep = move || Ok(fcntl_setfd(&socket, FdFlags::empty())?);
-    // SAFETY: between fork and exec this makes one system call; it allocates nothing and takes no lock.
-    unsafe { command.pre_exec(keep) };
-    number
+/// Every process that is started before the caller closes the socket inherits it. A `pre_exec` hook would limit that to
+/// one process, but with such a hook the standard library forks this process instead of using `posix_spawn`.
+pub(crate) fn leave_open(socket: &UnixStream) -> io::Result<String> {
+    fcntl_setfd(socket, FdFlags::empty())?;
+    Ok(socket.as_raw_fd().to_string())
 }
 
 /// Takes the socket of this number, which the parent left open. Child processes do not inherit it.
@@ -252,13 +250,30 @@ pub(crate) fn die_of(number: i32) {
     }
 }
 
-/// Lets all threads take memory from one heap. The C library would begin one for each of the few threads, which allocate
-/// little and seldom. Each heap would also reserve at least 64 MiB of address space, which `ulimit -v` counts.
+/// Makes all threads allocate from one heap. By default, the C library creates a heap for each of the few threads, which
+/// allocate little. Each heap would also reserve at least 64 MiB of address space, which `ulimit -v` counts.
 pub(crate) fn share_one_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it sets a number of the C library, which takes any.
+    // SAFETY: this sets a parameter of the C library, and every value is valid.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Forks this process. The child runs `in_child` and exits. Returns the child's id.
+///
+/// Must be called while this process has one thread. The child has only the thread that forks, so a lock that another
+/// thread holds would stay locked in the child for ever.
+pub(crate) fn fork(in_child: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: the child of a process with one thread may do all that the process may.
+    match unsafe { libc::fork() } {
+        0 => {
+            // A panic must not unwind into the caller, which would then run in both processes.
+            let _ = catch_unwind(AssertUnwindSafe(in_child));
+            // SAFETY: this runs no exit handlers of the parent.
+            unsafe { libc::_exit(1) }
+        }
+        child => Pid::from_raw(child).filter(|_| child > 0).ok_or_else(io::Error::last_os_error),
     }
 }
 

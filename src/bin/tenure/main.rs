@@ -107,7 +107,7 @@ fn obey(cli: &Cli) -> Result<Exit, Failure> {
     #[cfg(target_os = "linux")]
     let inheritance = inheritance.map_err(|error| Failure::new(UNAVAILABLE, error))?;
     check_limits(&cli.command)?;
-    let log = log_to_stderr(&cli.global)?;
+    let log = log_to_stderr(&cli.global);
     let runtime = runtime()?;
     let result = runtime.block_on(async {
         #[cfg(target_os = "linux")]
@@ -155,14 +155,13 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
     }
 }
 
-/// Runs the guardian, or the process that becomes CMD: `tenure run` starts this binary again for both roles.
+/// Runs the guardian: `tenure run` starts this binary again for this role.
 #[cfg(target_os = "linux")]
 fn in_another_role() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     let role = args.next()?;
     match role.to_str()? {
         wire::GUARDIAN => Some(guardian::main(args)),
-        wire::LAUNCH => Some(launch::main(args)),
         _ => None,
     }
 }
@@ -194,7 +193,8 @@ fn check_limits(command: &Command) -> Result<(), Failure> {
         Command::Phase(_) | Command::Completions(_) | Command::Man(_) => {
             Need { descriptors: 10, threads: 2, memory: 4 << 20 }
         }
-        _ => Need { descriptors: 40, threads: 12, memory: 48 << 20 },
+        // Of the threads, three serve connections to a SQLite file, and two stand for the guardian and CMD's process.
+        _ => Need { descriptors: 40, threads: 9, memory: 48 << 20 },
     };
     need.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
 }
@@ -230,17 +230,17 @@ fn answer(error: &clap::Error) {
 }
 
 /// Sends the log to stderr, through [`Lines`]: a reader of stderr that stands still does not block the code that logs.
-fn log_to_stderr(global: &Global) -> Result<Lines, Failure> {
+fn log_to_stderr(global: &Global) -> Lines {
     let level = match global.verbose {
         0 => LevelFilter::OFF,
         1 => LevelFilter::INFO,
         2 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    let lines = Lines::to(Box::new(io::stderr())).map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    let lines = Lines::to(Box::new(io::stderr()));
     // https://no-color.org
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colours = io::stderr().is_terminal() && !is_plain;
     tracing_subscriber::fmt().with_max_level(level).with_ansi(colours).with_writer(lines.clone()).init();
-    Ok(lines)
+    lines
 }

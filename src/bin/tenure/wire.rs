@@ -37,7 +37,6 @@ use tenure::{RunId, clock::BootInstant};
 use crate::inherited::Dispositions;
 
 pub(crate) const GUARDIAN: &str = "__guardian";
-pub(crate) const LAUNCH: &str = "__launch";
 const LEAVE: &str = "leave=";
 
 /// Until when CMD may run, by the boot clock.

@@ -1,97 +1,74 @@
 //! Hints without a server. The listener checks several times a second whether another connection has written to the
-//! file.
+//! file. It asks only the file system, and needs no connection.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use futures::future::BoxFuture;
-use tokio::time::sleep;
 
 use super::{
-    connection::Connection,
-    failure::Failure,
     file::DatabaseFile,
-    standing::{OpenFiles, Standing},
+    standing::{FileIdentity, Standing},
 };
-use crate::store::{Bounds, Hint, Listener, StoreError};
+use crate::{
+    pulse::Pulse,
+    store::{Hint, Listener, StoreError},
+};
 
-/// The time between two looks.
-const PERIOD: Duration = Duration::from_millis(200);
-/// How old a file's modification time must be before an unchanged file counts as not written to. This is longer than
-/// one tick of a local file system's clock. On a file system with longer ticks (FAT), a hint may be missed, and the
-/// next renewal brings the request.
+/// The time between two checks.
+const PERIOD: Duration = Duration::from_millis(250);
+/// How old a file's modification time must be, so that a later write is sure to change it. This is longer than one tick
+/// of a local file system's clock. On a file system with longer ticks (FAT), a hint may be missed, and the next renewal
+/// brings the request.
 const SETTLED: Duration = Duration::from_millis(100);
 
-pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Box<dyn Listener>, StoreError> {
-    let granted = file.in_use();
-    Ok(Box::new(beside(granted, file, bounds).await?))
-}
-
-/// `granted` is the file in which the runs of this listener were granted.
-async fn beside(
-    granted: Option<Arc<OpenFiles>>,
+pub(super) struct Changes {
     file: DatabaseFile,
-    bounds: Bounds,
-) -> Result<Changes, StoreError> {
-    let changes = Changes::of(&file, bounds).await;
-    // This check comes after the connection is open, because the file at the path may have been replaced in the
-    // meantime.
-    let is_elsewhere = granted
-        .is_some_and(|granted| granted.look().is_ok_and(|standing| !matches!(standing, Standing::Same)));
-    match changes {
-        Ok(changes) => Ok(Changes { is_elsewhere, ..changes }),
-        Err(error @ StoreError::Lost { .. }) => Err(error),
-        // The file at the path may have no schema, or be no database. The runs are lost in any case.
-        Err(_) if is_elsewhere => Err(file.removed()),
-        Err(error) => Err(error),
-    }
-}
-
-struct Changes {
-    connection: Connection,
-    /// The file's version at the last check.
-    seen: i64,
+    /// The file in which the runs were granted. `None` until a connection has opened it.
+    granted: Option<FileIdentity>,
     files: Files,
-    /// Whether the path now leads to another file than when the runs were granted.
-    is_elsewhere: bool,
     /// Whether the hint [`Replaced`](Hint::Replaced) has been given.
     is_told: bool,
+    pulse: Pulse,
 }
 
 impl Changes {
-    async fn of(file: &DatabaseFile, bounds: Bounds) -> Result<Self, StoreError> {
-        // The listener serves runs, so their file existed. If there is none now, it was removed.
-        if file.there()?.is_none() {
-            return Err(file.removed());
-        }
-        let opened = Connection::open(file.clone(), bounds).await;
-        let mut connection = opened.map_err(|failure| failure.in_file(file))?;
-        // The files are looked at before the version is read. So a write in between is seen as new.
+    pub(super) fn of(file: DatabaseFile) -> Self {
+        let granted = file.in_use().and_then(|open| open.file());
         let mut files = Files::of(file.path());
+        // Only later writes count as changes.
         files.may_have_changed();
-        let seen = version(&mut connection).await?;
-        Ok(Self { connection, seen, files, is_elsewhere: false, is_told: false })
+        Self { file, granted, files, is_told: false, pulse: Pulse::of_kernel(PERIOD) }
+    }
+
+    /// Whether the path leads to another file than the one in which the runs were granted. The connections of the store
+    /// may have been closed since then, or may have opened the other file.
+    fn is_elsewhere(&mut self) -> Result<bool, StoreError> {
+        let Some(open) = self.file.in_use() else {
+            return Ok(self.granted.is_some() && self.file.stands()? != self.granted);
+        };
+        if !matches!(self.file.look(&open)?, Standing::Same) {
+            return Ok(true);
+        }
+        if self.is_told || self.granted.is_none() && open.file().is_some() {
+            // The hint reached all runs of the earlier file, and the next runs are granted in this one.
+            (self.granted, self.files, self.is_told) = (open.file(), Files::of(self.file.path()), false);
+        }
+        Ok(self.granted != open.file())
     }
 }
 
 impl Listener for Changes {
     fn next(&mut self) -> BoxFuture<'_, Result<Option<Hint>, StoreError>> {
         Box::pin(async move {
-            sleep(PERIOD).await;
-            self.is_elsewhere |= !matches!(self.connection.look()?, Standing::Same);
-            if self.is_elsewhere && !std::mem::replace(&mut self.is_told, true) {
-                return Ok(Some(Hint::Replaced));
+            self.pulse.next().await;
+            if self.is_elsewhere()? {
+                return Ok((!std::mem::replace(&mut self.is_told, true)).then_some(Hint::Replaced));
             }
-            if !self.files.may_have_changed() {
-                return Ok(None);
-            }
-            let version = version(&mut self.connection).await?;
-            let is_new = std::mem::replace(&mut self.seen, version) != version;
-            Ok(is_new.then_some(Hint::Changed))
+            Ok(self.files.may_have_changed().then_some(Hint::Changed))
         })
     }
 
@@ -100,17 +77,16 @@ impl Listener for Changes {
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            self.connection.say_goodbye().await;
-        })
+        Box::pin(async {})
     }
 }
 
-/// The file and its log, as the file system shows them. This check is cheap: it needs no other thread, as a query of
-/// the connection does.
+/// The file and its log, as the file system shows them.
 struct Files {
     paths: [PathBuf; 2],
     seen: [Option<Seen>; 2],
+    /// Whether the times were old enough at the last call for a later write to change them.
+    was_settled: bool,
 }
 
 /// The properties of a file that a write changes.
@@ -122,9 +98,11 @@ struct Seen {
 
 impl Files {
     fn of(path: &Path) -> Self {
-        let mut log = path.as_os_str().to_owned();
+        // SQLite resolves links, and keeps the log beside the file itself.
+        let own = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let mut log = own.as_os_str().to_owned();
         log.push("-wal");
-        Self { paths: [path.to_owned(), log.into()], seen: [None; 2] }
+        Self { paths: [own, log.into()], seen: [None; 2], was_settled: false }
     }
 
     /// Whether a connection may have written since the last call.
@@ -134,25 +112,22 @@ impl Files {
             Some(Seen { len: found.len(), modified: found.modified().ok()? })
         });
         // A second write within one tick of the file system's clock may change neither the length nor the time.
-        let is_settled =
-            |seen: Seen| SystemTime::now().duration_since(seen.modified).is_ok_and(|age| age > SETTLED);
-        let is_known = found[1].is_some() && found.iter().flatten().all(|seen| is_settled(*seen));
+        let is_old =
+            |seen: &Seen| SystemTime::now().duration_since(seen.modified).is_ok_and(|age| age > SETTLED);
+        let is_settled = found[1].is_some() && found.iter().flatten().all(is_old);
+        let was_settled = std::mem::replace(&mut self.was_settled, is_settled);
         let is_same = std::mem::replace(&mut self.seen, found) == found;
-        !(is_same && is_known)
+        !(is_same && was_settled)
     }
-}
-
-/// A number that changes when another connection, of any process, has committed. Reading it takes only a few bytes of
-/// shared memory, and no row.
-async fn version(connection: &mut Connection) -> Result<i64, StoreError> {
-    let version = sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut connection.sqlite).await;
-    connection.answer(version.map_err(Failure::from))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::sqlite::file::Access;
+    use crate::store::{
+        Bounds,
+        sqlite::{connection::Connection, file::Access},
+    };
 
     const BOUNDS: Bounds = Bounds { statement: Duration::from_secs(5), lock: Duration::from_secs(5) };
 
@@ -160,46 +135,83 @@ mod tests {
         DatabaseFile::new(path.to_owned(), Access::Create)
     }
 
-    /// The listener of runs that were granted in one file. Before it opens the file, `make` puts another one at the
-    /// path.
-    async fn listener_of_the_second(make: impl AsyncFnOnce(&Path)) -> Result<Changes, StoreError> {
+    async fn hear(changes: &mut Changes) -> Option<Hint> {
+        changes.next().await.unwrap()
+    }
+
+    /// The hint that a listener gives after `make` has put another file at the path of the file in which its runs were
+    /// granted.
+    async fn told_of_the_second(make: impl AsyncFnOnce(&Path)) -> Option<Hint> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t.db");
         let file = database(&path);
         let _lane = Connection::open(file.clone(), BOUNDS).await.unwrap();
-        let granted = file.in_use();
-        assert!(granted.is_some());
+        let mut changes = Changes::of(file);
         for name in ["t.db-wal", "t.db-shm"] {
             fs::remove_file(directory.path().join(name)).unwrap();
         }
         fs::rename(&path, directory.path().join("old.db")).unwrap();
         make(&path).await;
-        let mut changes = beside(granted, file.without_creating(), BOUNDS).await?;
-        assert_eq!(changes.next().await.unwrap(), Some(Hint::Replaced));
-        Ok(changes)
+        hear(&mut changes).await
     }
 
     #[tokio::test]
-    async fn a_file_that_was_replaced_while_the_listener_opened_it_is_told_of() {
+    async fn anything_else_at_the_path_of_the_runs_file_is_told_of() {
         let another = async |path: &Path| {
             Connection::open(database(path), BOUNDS).await.unwrap().say_goodbye().await;
         };
-        assert!(listener_of_the_second(another).await.is_ok());
+        let told = Some(Hint::Replaced);
+        assert_eq!(told_of_the_second(another).await, told);
+        assert_eq!(told_of_the_second(async |path: &Path| fs::write(path, "").unwrap()).await, told);
+        assert_eq!(
+            told_of_the_second(async |path: &Path| fs::write(path, "no database").unwrap()).await,
+            told
+        );
+        assert_eq!(told_of_the_second(async |path: &Path| fs::create_dir(path).unwrap()).await, told);
+        assert_eq!(told_of_the_second(async |_: &Path| {}).await, told);
     }
 
     #[tokio::test]
-    async fn a_file_without_a_schema_in_the_place_of_the_runs_own_is_a_loss() {
-        let lost = |found: Result<Changes, StoreError>| matches!(found, Err(StoreError::Lost { .. }));
-        assert!(lost(listener_of_the_second(async |path: &Path| fs::write(path, "").unwrap()).await));
-        assert!(lost(
-            listener_of_the_second(async |path: &Path| fs::write(path, "no database").unwrap()).await
-        ));
-        assert!(lost(listener_of_the_second(async |path: &Path| fs::create_dir(path).unwrap()).await));
-        assert!(lost(listener_of_the_second(async |_: &Path| {}).await));
+    async fn a_file_that_all_connections_have_moved_to_is_told_of_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.db");
+        let file = database(&path);
+        let first = Connection::open(file.clone(), BOUNDS).await.unwrap();
+        let mut changes = Changes::of(file.clone());
+        fs::rename(&path, directory.path().join("old.db")).unwrap();
+        for name in ["t.db-wal", "t.db-shm"] {
+            fs::remove_file(directory.path().join(name)).unwrap();
+        }
+        drop(first);
+        let second = Connection::open(file.clone(), BOUNDS).await.unwrap();
+        assert_eq!(hear(&mut changes).await, Some(Hint::Replaced));
+        assert_ne!(hear(&mut changes).await, Some(Hint::Replaced));
+        second.say_goodbye().await;
+        assert_ne!(
+            hear(&mut changes).await,
+            Some(Hint::Replaced),
+            "no connection is open, and the file is the same"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_second_write_in_the_same_tick_of_the_clock_is_not_missed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.db");
+        fs::write(&path, "data").unwrap();
+        let log = fs::File::create(directory.path().join("t.db-wal")).unwrap();
+        let mut files = Files::of(&path);
+        let now = SystemTime::now();
+        log.set_modified(now).unwrap();
+        assert!(files.may_have_changed());
+        log.set_modified(now).unwrap();
+        std::thread::sleep(2 * SETTLED);
+        assert!(files.may_have_changed());
+        assert!(!files.may_have_changed());
     }
 
     #[test]
-    fn a_write_is_never_missed_and_a_file_that_nobody_writes_to_is_not_asked_about() {
+    fn a_write_is_never_missed_and_a_file_that_nobody_writes_to_has_not_changed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t.db");
         let log = directory.path().join("t.db-wal");

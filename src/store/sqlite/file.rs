@@ -92,6 +92,12 @@ impl DatabaseFile {
         identity(&self.path)
     }
 
+    /// The identity of the file at the path, even if the file must not be opened. `None` if there is no file, or if the
+    /// platform cannot tell.
+    pub(super) fn stands(&self) -> Result<Option<FileIdentity>, StoreError> {
+        Ok(if_there(self.identity()).map_err(|error| self.unclear(&error))?.flatten())
+    }
+
     pub(super) fn has_log(&self) -> bool {
         standing::has_log(&self.path)
     }
