@@ -82,7 +82,8 @@ fn a_watch_that_nobody_reads_ends() {
         let done = Running::start(watch).finish();
         assert_eq!(done.text(), "0 0\n", "{done:?}");
         if !is_there {
-            assert_eq!(scene.run(&url, "chat", &[], "exit 0").exit(), 0);
+            let made = scene.run(&url, "chat", &[], "exit 0").finish();
+            assert_eq!(made.code, 0, "{made:?}");
         }
     }
 }
