@@ -390,8 +390,9 @@ async fn a_signal_that_ended_cmd_is_told() {
 
 #[tokio::test]
 async fn a_signal_is_passed_on_to_cmd_alone_and_one_for_the_group_to_all_of_it() {
-    // The child dies of it, if it is told.
-    let script = "trap ': > $dir/told' USR1; sleep 6000 & echo $! >> $pids; ready
+    // The child dies of it, if it is told. Until its exec it has the trap of the shell.
+    let script = "trap ': > $dir/told' USR1; sleep 6000 & echo $! >> $pids
+        until grep -q sleep /proc/$!/comm; do :; done; ready
         while [ ! -e $dir/told ]; do wait; done; while [ ! -e $dir/end ]; do sleep 0.01; done; exit 4";
     for (order, is_for_all) in [("signal", false), ("signal-group", true)] {
         let mut rig = Rig::new(script, &[]);
