@@ -47,7 +47,7 @@ impl Terminal {
     pub(crate) fn open() -> Option<Self> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         let is_printed_on = io::stdout().is_terminal();
-        let own_group = ProcStat::of(std::process::id()).and_then(|stat| Pid::from_raw(stat.group));
+        let own_group = Pid::from_raw(nix::unistd::getpgrp().as_raw());
         let mut terminal = Self { tty, own_group, lent_to: None, modes: None, is_printed_on };
         terminal.note_modes();
         Some(terminal)

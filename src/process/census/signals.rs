@@ -7,7 +7,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal},
 };
 
-use super::{Census, own_pid};
+use super::Census;
 use crate::process::{Member, ProcessIdentity, table::ProcessEntry};
 
 impl Census {
@@ -41,8 +41,8 @@ impl Census {
     /// Whether a group of the tree may be signalled as a whole: this process is not in it, and no process that may live
     /// on can be in it.
     pub(super) fn is_ours_alone(&self, group: i32) -> bool {
-        // Not `getpgrp` of rustix: in a pid namespace the own group may be outside and have no number.
-        self.leave.is_empty() && ProcessEntry::read(own_pid()).is_some_and(|own| own.group != group)
+        // Not by rustix, which panics if this process's group is outside its pid namespace and so has no number.
+        self.leave.is_empty() && group != nix::unistd::getpgrp().as_raw()
     }
 
     /// Sends a signal to one member, and not to its group.
