@@ -50,11 +50,7 @@ impl Program<'_> {
         }
         match self.group {
             Group::Own => self.is_to_suspend = true,
-            Group::Shared(_) if terminal::can_be_stopped() => {
-                self.tell_suspended();
-                terminal::suspend_alone();
-            }
-            Group::Shared(_) => {}
+            Group::Shared(_) => self.suspend(),
         }
     }
 
@@ -74,7 +70,7 @@ impl Program<'_> {
         }
     }
 
-    /// Stops this command after CMD has stopped, unless nobody could continue it. After `fg`, CMD is continued only if the lease is still held.
+    /// Stops this command after CMD has stopped. After `fg`, CMD is continued only if the lease is still held.
     pub(super) fn follow_into_stop(&mut self) {
         // Without a terminal, whoever stopped only CMD will continue it.
         let is_told = std::mem::take(&mut self.is_to_suspend);
@@ -82,19 +78,21 @@ impl Program<'_> {
         if self.is_stopping || self.group != Group::Own || !(is_told || self.terminal.is_some()) {
             return;
         }
-        if terminal::can_be_stopped() {
-            self.tell_suspended();
-            match &mut self.terminal {
-                Some(terminal) => terminal.follow_stop(),
-                None => terminal::suspend_alone(),
-            }
-        }
+        self.suspend();
         self.resume();
     }
 
-    fn tell_suspended(&self) {
+    /// Stops this command, unless nobody could continue it. Returns when it was continued.
+    fn suspend(&mut self) {
+        if !terminal::can_be_stopped() {
+            return;
+        }
         self.begun.events.tell(&Event::Suspended { trusted_for: self.run.trusted_for() });
         self.begun.events.flush();
+        match (self.group, &mut self.terminal) {
+            (Group::Own, Some(terminal)) => terminal.follow_stop(),
+            _ => terminal::suspend_alone(),
+        }
     }
 
     /// Continues CMD, if the lease is still held.
