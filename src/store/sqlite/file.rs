@@ -79,13 +79,14 @@ impl DatabaseFile {
                 Standing::Other | Standing::Nothing => {}
             }
         }
-        let unclear = |error| self.unclear(&error);
-        let found = if_there(identity(&self.path)).map_err(unclear)?;
+        let found = self.stands()?;
         #[cfg(unix)]
-        if let Some(objection) = if_there(super::names::objection(&self.path)).map_err(unclear)?.flatten() {
+        if let Some(objection) =
+            if_there(super::names::objection(&self.path)).map_err(|error| self.unclear(&error))?.flatten()
+        {
             return Err(unusable(objection));
         }
-        Ok(found.flatten())
+        Ok(found)
     }
 
     pub(super) fn identity(&self) -> io::Result<Option<FileIdentity>> {
