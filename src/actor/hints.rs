@@ -51,15 +51,14 @@ impl Hints {
                 Ok(None) => return,
                 Ok(Some(mut listener)) => {
                     failures = 0;
-                    match over.run_until_cancelled(self.heed(&mut *listener)).await {
+                    let heeded = over.run_until_cancelled(self.heed(&mut *listener)).await;
+                    if !matches!(heeded, Some(Err(_))) {
+                        let _ = timeout(GOODBYE, listener.close()).await;
+                    }
+                    match heeded {
                         Some(Err(lost)) => lost,
-                        rests => {
-                            let _ = timeout(GOODBYE, listener.close()).await;
-                            match rests {
-                                Some(_) => continue,
-                                None => return,
-                            }
-                        }
+                        Some(Ok(())) => continue,
+                        None => return,
                     }
                 }
                 Err(error) => error,
