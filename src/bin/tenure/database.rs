@@ -71,9 +71,7 @@ impl Database {
         #[cfg(feature = "sqlite")]
         if let Ok(file) = store::SqliteStore::new(&self.url) {
             let store = std::sync::Arc::new(file.without_creating());
-            return Ok(Some(
-                LeaseSupervisor::builder_on(store).connections(Connections::Shared).check_limits(false),
-            ));
+            return Ok(Some(for_one_run(LeaseSupervisor::builder_on(store))));
         }
         Ok(Some(builder(&self.url)))
     }
@@ -201,10 +199,14 @@ fn warn(global: &Global, url: &str) {
     }
 }
 
+fn builder(url: &str) -> LeaseSupervisorBuilder {
+    for_one_run(LeaseSupervisor::builder(url))
+}
+
 /// One connection is enough for one run. Many such commands may use one server, so each takes as few as it can. The
 /// limits were checked when the command started.
-fn builder(url: &str) -> LeaseSupervisorBuilder {
-    LeaseSupervisor::builder(url).connections(Connections::Shared).check_limits(false)
+fn for_one_run(builder: LeaseSupervisorBuilder) -> LeaseSupervisorBuilder {
+    builder.connections(Connections::Shared).check_limits(false)
 }
 
 const EMPTY: &str = "the database URL (--database, or TENURE_DATABASE_URL) is empty: name a database, or leave it out \
