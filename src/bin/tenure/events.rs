@@ -252,7 +252,7 @@ impl EventFile {
                 (file, format!("descriptor {descriptor}"))
             }
             None => {
-                let name = printable_path(path).to_string();
+                let name = printable_path(path);
                 let file = open_to_append(path)
                     .map_err(|error| io::Error::other(format!("{name} cannot be written: {error}")))?;
                 (file, name)
