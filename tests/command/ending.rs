@@ -273,13 +273,7 @@ async fn is_started_after_the_grant(scene: &Scene, url: &str, unlock: impl Async
     let mut let_through = scene.run(url, "chat", &ttl, script);
     // Long enough to ask, and to be refused once or twice by the lock.
     for run in [&mut told, &mut let_through] {
-        crate::support::wait_until("it listens to signals", || {
-            let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap_or_default();
-            // Whoever starts a program blocks all signals until it has become that program.
-            let is_it = status.lines().next() == Some("Name:\ttenure");
-            let held = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
-            is_it && u64::from_str_radix(held.trim(), 16).unwrap() & (1 << 14) != 0
-        });
+        run.wait_until_heard(Signal::TERM);
     }
     crate::support::background::sleep(Duration::from_millis(500)).await;
     told.signal(Signal::TERM);

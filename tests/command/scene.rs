@@ -225,6 +225,17 @@ impl Running {
     }
 
     /// Ends CMD's input, which was piped.
+    /// Before that, the default action of a signal ends the command, which has done nothing yet.
+    pub fn wait_until_heard(&self, signal: Signal) {
+        support::wait_until("it holds signals", || {
+            let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+            // Whoever starts a program blocks all signals until it has become that program.
+            let is_it = status.lines().next() == Some("Name:\ttenure");
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
+            is_it && u64::from_str_radix(blocked.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
+        });
+    }
+
     pub fn close_input(&mut self) {
         self.input = None;
     }

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use crate::{
     scene::{Running, Scene},
-    support::{self, backend::Reachable, process_table},
+    support::{backend::Reachable, process_table},
 };
 
 on_every_backend! {
@@ -154,7 +154,7 @@ c.execute('BEGIN IMMEDIATE'); open(sys.argv[2], 'w'); time.sleep(600)";
     });
     scene.wait_for("locked");
     let run = scene.run(&url, "chat", &["--ttl", "30s"], "ready");
-    wait_until_heard(&run, Signal::TERM);
+    run.wait_until_heard(Signal::TERM);
     // One that is no way to end, and nobody to pass it on to.
     run.signal(Signal::USR1);
     run.signal(Signal::TERM);
@@ -230,22 +230,11 @@ async fn a_signal_that_comes_while_the_session_is_acquired_is_kept_for_cmd() {
     for signal in [Signal::USR1, Signal::ALARM] {
         sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
         let run = scene.run(&url, "chat", &[], "exec sleep 6000");
-        wait_until_heard(&run, signal);
+        run.wait_until_heard(signal);
         run.signal(signal);
         sqlx::raw_sql("COMMIT").execute(&mut writer).await.unwrap();
         let done = run.finish();
         assert_eq!(done.code, 128 + signal.as_raw(), "{done:?}");
         scene.assert_idle(&url, "chat");
     }
-}
-
-/// Before that, the default action of a signal ends the command, which has done nothing yet.
-fn wait_until_heard(run: &Running, signal: Signal) {
-    support::wait_until("it holds signals", || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap_or_default();
-        // Whoever starts a program blocks all signals until it has become that program.
-        let is_it = status.lines().next() == Some("Name:\ttenure");
-        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or("0");
-        is_it && u64::from_str_radix(blocked.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
-    });
 }
