@@ -36,6 +36,9 @@ pub(crate) struct Hints {
     pub(crate) is_busy: watch::Receiver<bool>,
 }
 
+/// How long there must have been a session, or a request for one, before a connection is opened to listen. A session
+/// that ends sooner, as that of a short command, is spared the connection; a request to stop it waits this long at most.
+const LISTEN_AFTER: Duration = Duration::from_millis(100);
 /// The longest pause between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long closing the connection may take.
@@ -46,6 +49,12 @@ impl Hints {
     pub(crate) async fn serve(mut self, over: CancellationToken) {
         let mut failures = 0;
         while let Some(true) = over.run_until_cancelled(self.until_busy()).await {
+            if over.run_until_cancelled(sleep(LISTEN_AFTER)).await.is_none() {
+                return;
+            }
+            if !*self.is_busy.borrow() {
+                continue;
+            }
             let Some(opened) = over.run_until_cancelled(self.open()).await else { return };
             let lost = match opened {
                 Ok(None) => return,
