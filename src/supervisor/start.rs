@@ -34,7 +34,7 @@ use crate::{
     event::{EventSender, RunEvent, forward},
     limits,
     origin::Origin,
-    pulse::Pulse,
+    pulse::{Pulse, Pulses},
     session::{Label, NodeId},
     store::SharedStore,
 };
@@ -82,7 +82,7 @@ pub(super) fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartEr
 
 /// Starts the supervisor, reports that it is ready, and drives the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
-    match plan.start(Pulse::of_kernel(TICK)).await {
+    match plan.start(Pulse::of_kernel).await {
         Ok(Started { inner, watcher, over, goodbyes }) => {
             let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
             // If the caller has gone, the only handle is dropped here, and that shuts the registry down.
@@ -103,11 +103,11 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
-    pub(super) async fn start(self, tick: Pulse) -> Result<Started, StartError> {
+    pub(super) async fn start(self, pulses: Pulses) -> Result<Started, StartError> {
         let base = Base::of(&self);
         // A start that fails, or whose future is dropped, leaves nothing running.
         let unless_started = base.over.clone().drop_guard();
-        let pools = self.pools(&base);
+        let pools = self.pools(&base, pulses);
         pools.open(&base.timing, base.connect_timeout).await?;
         // On the supervisor's own thread, because looking up the user may ask a slow directory on the network.
         let label = self.label.clone().unwrap_or_else(Label::user_at_host);
@@ -119,7 +119,7 @@ impl Plan {
             actix_rt::spawn(Pools::rest_when_idle(pools.keepers(), busy.clone(), base.over.clone()));
         }
         let report = Arc::<OnceLock<_>>::default();
-        let registry = base.registry(&pools, &queries, is_busy, &report, tick, unless_started);
+        let registry = base.registry(&pools, &queries, is_busy, &report, pulses(TICK), unless_started);
         if self.hints {
             base.hear_hints(registry.clone(), busy);
         }
@@ -142,9 +142,14 @@ impl Plan {
         Ok(Started { inner, watcher, over, goodbyes })
     }
 
-    fn pools(&self, base: &Base) -> Pools {
-        let (store, goodbyes) = (base.store.clone(), base.goodbyes.clone());
-        let common = Common { store, timing: base.timing, connect_timeout: base.connect_timeout, goodbyes };
+    fn pools(&self, base: &Base, pulses: Pulses) -> Pools {
+        let common = Common {
+            store: base.store.clone(),
+            timing: base.timing,
+            connect_timeout: base.connect_timeout,
+            check: Common::checks(&base.timing, pulses, base.over.clone()),
+            goodbyes: base.goodbyes.clone(),
+        };
         match self.looking_only {
             true => common.pools_to_look(self.looked_at(base)),
             false => self.connections.pools(&common),
