@@ -30,15 +30,15 @@ pub(crate) struct Hints {
     pub(crate) patience: Duration,
     /// How long the connection may be silent before it is checked.
     pub(crate) silence: Duration,
+    /// How long there must have been a session, or a request for one, before a connection is opened to listen. A
+    /// request to stop that comes earlier waits this long at most.
+    pub(crate) listen_after: Duration,
     /// How long the connection is kept without a session.
     pub(crate) rest_after: Duration,
     pub(crate) registry: Addr<Registry>,
     pub(crate) is_busy: watch::Receiver<bool>,
 }
 
-/// How long there must have been a session, or a request for one, before a connection is opened to listen. A session
-/// that ends sooner, as that of a short command, is spared the connection; a request to stop it waits this long at most.
-const LISTEN_AFTER: Duration = Duration::from_millis(100);
 /// The longest pause between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long closing the connection may take.
@@ -49,11 +49,13 @@ impl Hints {
     pub(crate) async fn serve(mut self, over: CancellationToken) {
         let mut failures = 0;
         while let Some(true) = over.run_until_cancelled(self.until_busy()).await {
-            if over.run_until_cancelled(sleep(LISTEN_AFTER)).await.is_none() {
-                return;
-            }
-            if !*self.is_busy.borrow() {
-                continue;
+            if !self.listen_after.is_zero() {
+                if over.run_until_cancelled(sleep(self.listen_after)).await.is_none() {
+                    return;
+                }
+                if !*self.is_busy.borrow() {
+                    continue;
+                }
             }
             let Some(opened) = over.run_until_cancelled(self.open()).await else { return };
             let lost = match opened {

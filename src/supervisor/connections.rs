@@ -43,6 +43,8 @@ pub enum Connections {
     /// Renewals are still not starved. If a renewal or a release is due, and the connection is busy or silent for
     /// longer than a quarter of `renew_timeout` (250 ms at most), a second connection is opened. That is early enough
     /// for three attempts. The second connection is closed after 30 s without use.
+    ///
+    /// Requests to stop are listened for once there has been a session for 0.1 s.
     Shared,
 }
 
@@ -76,6 +78,15 @@ const MARGIN: f64 = 1.15;
 const TRIPS: usize = 5;
 
 impl Connections {
+    /// How long a session must have lasted before a connection is opened to listen for requests to stop it.
+    pub(super) fn listen_after(self) -> Duration {
+        match self {
+            Self::PerVerb => Duration::ZERO,
+            // A short command is spared a connection.
+            Self::Shared => Duration::from_millis(100),
+        }
+    }
+
     pub(super) fn pools(self, common: &Common) -> Pools {
         match self {
             Self::PerVerb => {

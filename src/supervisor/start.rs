@@ -121,7 +121,7 @@ impl Plan {
         let report = Arc::<OnceLock<_>>::default();
         let registry = base.registry(&pools, &queries, is_busy, &report, pulses(TICK), unless_started);
         if self.hints {
-            base.hear_hints(registry.clone(), busy);
+            base.hear_hints(registry.clone(), busy, self.connections.listen_after());
         }
         let Base { timing, clock, over, goodbyes, events, node, location, .. } = base;
         let inner = Inner {
@@ -264,7 +264,7 @@ impl Base {
         })
     }
 
-    fn hear_hints(&self, registry: Addr<Registry>, is_busy: watch::Receiver<bool>) {
+    fn hear_hints(&self, registry: Addr<Registry>, is_busy: watch::Receiver<bool>, listen_after: Duration) {
         let patience = self.timing.query_timeout();
         let hints = Hints {
             store: self.store.clone(),
@@ -273,6 +273,7 @@ impl Base {
             connect_timeout: self.connect_timeout,
             patience,
             silence: self.timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
+            listen_after,
             rest_after: REST_AFTER,
             registry,
             is_busy,
