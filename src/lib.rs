@@ -153,6 +153,8 @@
 //! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code. The module's page has
 //!   complete tests to start from.
 //! - `tower`: a layer that refuses late writers in front of an HTTP service ([`fence_gate::FenceLayer`]).
+//! - `axum`, `actix-web`: errors that answer HTTP requests by themselves, as `application/problem+json`, and an
+//!   extractor for the session of a request ([`web`]). Both turn on `serde`.
 //! - `cli`: the command `tenure`.
 //! - `serde`: `Serialize` for every value that a server may show to its clients, and `Deserialize` for those that a
 //!   client may read: keys, ids, labels and phases with the checks of their constructors, refusals ([`Busy`]), holders,
@@ -194,6 +196,8 @@ mod supervisor;
 pub mod testing;
 mod text;
 mod watch;
+#[cfg(any(feature = "axum", feature = "actix-web"))]
+pub mod web;
 
 pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
