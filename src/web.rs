@@ -60,6 +60,8 @@ mod actix_web;
 mod axum;
 mod problem;
 mod session;
+#[cfg(all(test, feature = "axum", feature = "actix-web", feature = "testing"))]
+mod tests;
 
 pub use problem::Problem;
 pub use session::{AccountId, KeyPart, Session, Sessions};
