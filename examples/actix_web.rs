@@ -32,7 +32,7 @@ use actix_web::{
 use futures::{StreamExt, stream};
 use tenure::{
     LeaseSupervisor, RunContext, StopAnswer,
-    web::{Problem, Session, Sessions},
+    web::{Problem, RequestedSession, Sessions},
 };
 use tokio::time::{sleep, timeout};
 
@@ -61,13 +61,13 @@ async fn agent(ctx: RunContext, prompt: String) -> String {
 }
 
 /// POST …/run: work that is bound to its run. It goes on when the client disconnects.
-async fn start(session: Session, prompt: String) -> Result<String, Problem> {
+async fn start(session: RequestedSession, prompt: String) -> Result<String, Problem> {
     let run = session.acquire().max_silence(Duration::from_secs(60)).await?;
     Ok(run.spawn_scope(|ctx| agent(ctx, prompt)).attach().await?)
 }
 
 /// GET …/run: attaches to the work of this session in this process.
-async fn attach(session: Session) -> Result<HttpResponse, Problem> {
+async fn attach(session: RequestedSession) -> Result<HttpResponse, Problem> {
     match session.local().await.and_then(|run| run.scope_handle::<String>()) {
         Some(work) => Ok(HttpResponse::Ok().body(work.attach().await?)),
         // The work may go on in another process: the status names the holder. Or it has ended: a real agent would have
@@ -77,7 +77,7 @@ async fn attach(session: Session) -> Result<HttpResponse, Problem> {
 }
 
 /// DELETE …/run: asks the run to stop, whichever server it is on; the session is free when its work has ended.
-async fn stop(session: Session) -> Result<HttpResponse, Problem> {
+async fn stop(session: RequestedSession) -> Result<HttpResponse, Problem> {
     Ok(match session.stop().by("its user").await? {
         StopAnswer::Asked(asked) => HttpResponse::Accepted().json(asked.holder()),
         StopAnswer::Idle => HttpResponse::NotFound().finish(),
@@ -86,7 +86,7 @@ async fn stop(session: Session) -> Result<HttpResponse, Problem> {
 
 /// POST …/turn: work that is bound to its request. When the client disconnects, the work is dropped and the session
 /// released.
-async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
+async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
     let run = session.acquire().await?;
     // Like much in a handler of this framework, this is not `Send`.
     let prompt = Rc::new(prompt);
@@ -94,7 +94,7 @@ async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
 }
 
 /// GET …/events: the session as it is, and each change, as server-sent events. They end when the service does.
-async fn events(session: Session) -> HttpResponse {
+async fn events(session: RequestedSession) -> HttpResponse {
     let events = stream::unfold(session.watch(), async |mut changes| {
         let event = match timeout(KEEP_ALIVE, changes.next()).await {
             Ok(observed) => {

@@ -38,7 +38,7 @@ use axum::{
 use futures::{Stream, StreamExt};
 use tenure::{
     LeaseSupervisor, RunContext, StopAnswer,
-    web::{Problem, Session, Sessions},
+    web::{Problem, RequestedSession, Sessions},
 };
 use tokio::{
     net::TcpListener,
@@ -69,13 +69,13 @@ async fn agent(ctx: RunContext, prompt: String) -> String {
 }
 
 /// POST …/run: work that is bound to its run. It goes on when the client disconnects.
-async fn start(session: Session, prompt: String) -> Result<String, Problem> {
+async fn start(session: RequestedSession, prompt: String) -> Result<String, Problem> {
     let run = session.acquire().max_silence(Duration::from_secs(60)).await?;
     Ok(run.spawn_scope(|ctx| agent(ctx, prompt)).attach().await?)
 }
 
 /// GET …/run: attaches to the work of this session in this process.
-async fn attach(session: Session) -> Result<Response, Problem> {
+async fn attach(session: RequestedSession) -> Result<Response, Problem> {
     match session.local().await.and_then(|run| run.scope_handle::<String>()) {
         Some(work) => Ok(work.attach().await?.into_response()),
         // The work may go on in another process: the status names the holder. Or it has ended: a real agent would have
@@ -85,7 +85,7 @@ async fn attach(session: Session) -> Result<Response, Problem> {
 }
 
 /// DELETE …/run: asks the run to stop, whichever server it is on; the session is free when its work has ended.
-async fn stop(session: Session) -> Result<Response, Problem> {
+async fn stop(session: RequestedSession) -> Result<Response, Problem> {
     Ok(match session.stop().by("its user").await? {
         StopAnswer::Asked(asked) => (StatusCode::ACCEPTED, Json(asked.holder())).into_response(),
         StopAnswer::Idle => StatusCode::NOT_FOUND.into_response(),
@@ -94,13 +94,13 @@ async fn stop(session: Session) -> Result<Response, Problem> {
 
 /// POST …/turn: work that is bound to its request. When the client disconnects, the work is dropped and the session
 /// released.
-async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
+async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
     let run = session.acquire().await?;
     Ok(run.scope(async |ctx| agent(ctx, prompt).await).await?)
 }
 
 /// GET …/events: the session as it is, and each change, as server-sent events. They end when the service does.
-async fn events(session: Session) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+async fn events(session: RequestedSession) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let event = |observed| Ok(Event::default().json_data(observed).expect("an answer of the database"));
     Sse::new(session.watch().map(event)).keep_alive(KeepAlive::default())
 }

@@ -4,16 +4,16 @@
 //! a handler meets into a `Problem`, and a handler may also return the error itself. Both frameworks send the same
 //! bytes.
 //!
-//! [`Session`] is an argument of a handler: the session that the request names. [`Sessions`] says where in the request
-//! the two parts of its key are.
+//! [`RequestedSession`] is an argument of a handler: the session that the request names. [`Sessions`] says where in the
+//! request the two parts of its key are.
 //!
 //! ```no_run
 //! # #[cfg(feature = "axum")]
 //! # mod on_axum {
 //! use axum::{Router, routing::post};
-//! use tenure::{LeaseSupervisor, web::{Problem, Session, Sessions}};
+//! use tenure::{LeaseSupervisor, web::{Problem, RequestedSession, Sessions}};
 //!
-//! async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
+//! async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
 //!     let run = session.acquire().await?; // 409 with the holder, 503, 500 …
 //!     Ok(run.scope(async |ctx| format!("{prompt}, answered under fence {}", ctx.fence())).await?)
 //! }
@@ -29,10 +29,10 @@
 //! ```no_run
 //! # #[cfg(feature = "actix-web")]
 //! # mod on_actix_web {
-//! # use tenure::{LeaseSupervisor, web::{Problem, Session, Sessions}};
+//! # use tenure::{LeaseSupervisor, web::{Problem, RequestedSession, Sessions}};
 //! use actix_web::web::{ServiceConfig, post};
 //!
-//! # async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
+//! # async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
 //! #     let run = session.acquire().await?;
 //! #     Ok(run.scope(async |ctx| format!("{prompt}, answered under fence {}", ctx.fence())).await?)
 //! # }
@@ -64,4 +64,4 @@ mod session;
 mod tests;
 
 pub use problem::Problem;
-pub use session::{AccountId, KeyPart, Session, Sessions};
+pub use session::{AccountId, KeyPart, RequestedSession, Sessions};

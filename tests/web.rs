@@ -3,7 +3,7 @@
 #[path = "support/panics.rs"]
 mod panics;
 
-use std::{future::pending, sync::Arc};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use actix_web::{App, HttpMessage as _, dev::ServiceResponse, test, web};
 use axum::{
@@ -16,16 +16,17 @@ use tenure::{
     Busy, LeaseSupervisor, SessionKey,
     clock::SystemClock,
     store::MemoryStore,
-    web::{AccountId, KeyPart, Problem, Session, Sessions},
+    web::{AccountId, KeyPart, Problem, RequestedSession, Sessions},
 };
+use tokio::time::{sleep, timeout};
 use tower_service::Service as _;
 
 /// Which session the request names. One handler for both frameworks.
-async fn named(session: Session) -> String {
+async fn named(session: RequestedSession) -> String {
     format!("{} + {}", session.key().account(), session.key().session())
 }
 
-async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
+async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
     let run = session.acquire().await?;
     Ok(run.scope(async |_| if prompt == "hang" { pending().await } else { prompt.to_uppercase() }).await?)
 }
@@ -61,8 +62,10 @@ impl Answer {
 async fn answer(sessions: &Sessions, route: &str, asked: Asked<'_>) -> Answer {
     let on_axum = Router::new().route(route, any(named)).with_state(sessions.clone());
     let by_axum = ask_axum(on_axum, asked).await;
-    let app = App::new().app_data(sessions.clone()).route(route, web::to(named));
-    let by_actix_web = answered(ask_actix(app, asked).await).await;
+    let on_actix_web = |app: &mut web::ServiceConfig| {
+        app.app_data(sessions.clone()).route(route, web::to(named));
+    };
+    let by_actix_web = ask_actix_web(on_actix_web, asked).await;
     assert_eq!(by_axum, by_actix_web, "{asked:?}");
     by_axum
 }
@@ -88,17 +91,8 @@ async fn call(app: &mut Router, request: Request<Body>) -> Answer {
     Answer { status, retry_after, content_type, body: String::from_utf8(body.to_vec()).unwrap() }
 }
 
-async fn ask_actix<T>(app: App<T>, asked: Asked<'_>) -> ServiceResponse
-where
-    T: actix_web::dev::ServiceFactory<
-            actix_web::dev::ServiceRequest,
-            Config = (),
-            Response = ServiceResponse,
-            Error = actix_web::Error,
-            InitError = (),
-        > + 'static,
-{
-    let app = test::init_service(app).await;
+async fn ask_actix_web(configure: impl FnOnce(&mut web::ServiceConfig), asked: Asked<'_>) -> Answer {
+    let app = test::init_service(App::new().configure(configure)).await;
     let mut request = test::TestRequest::with_uri(asked.path);
     for header in asked.headers {
         request = request.append_header(*header);
@@ -107,7 +101,7 @@ where
     if let Some(account) = asked.account {
         request.extensions_mut().insert(AccountId(account.to_owned()));
     }
-    test::call_service(&app, request).await
+    answered(test::call_service(&app, request).await).await
 }
 
 async fn answered(response: ServiceResponse) -> Answer {
@@ -177,8 +171,10 @@ async fn a_mistake_of_the_service_is_500() {
     let asked = Asked { path: "/chat-9", ..Asked::default() };
     let without_account = answer(&sessions, "/{session}", asked).await;
     assert!(without_account.is_problem(500, "misconfigured"), "{without_account:?}");
-    let app = App::new().route("/{account}", web::to(named));
-    let without_sessions = answered(ask_actix(app, asked).await).await;
+    let app = |app: &mut web::ServiceConfig| {
+        app.route("/{account}", web::to(named));
+    };
+    let without_sessions = ask_actix_web(app, asked).await;
     assert!(without_sessions.is_problem(500, "misconfigured"), "{without_sessions:?}");
 }
 
@@ -212,28 +208,28 @@ async fn a_handler_answers_200_then_409_then_503_and_frees_the_session_when_its_
     }
     assert!(run.release().await.released);
 
-    let held = async || {
-        while store.is_empty() || supervisor.local(&key).await.is_none() {
-            tokio::task::yield_now().await;
-        }
-    };
     tokio::select! {
         answer = ask_actix_web("hang") => panic!("{answer:?}"),
-        () = held() => {}
+        () = until(|| !store.is_empty()) => {}
     }
-    while !store.is_empty() {
-        tokio::task::yield_now().await;
-    }
+    until(|| store.is_empty()).await;
     tokio::select! {
         answer = ask_axum("hang") => panic!("{answer:?}"),
-        () = held() => {}
+        () = until(|| !store.is_empty()) => {}
     }
-    while !store.is_empty() {
-        tokio::task::yield_now().await;
-    }
+    until(|| store.is_empty()).await;
 
     supervisor.drain().await;
     for refused in [ask_actix_web("hello").await, ask_axum("hello").await] {
         assert!(refused.is_problem(503, "draining") && refused.retry_after.is_some(), "{refused:?}");
     }
+}
+
+async fn until(holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(30), waiting).await.expect("it comes about");
 }

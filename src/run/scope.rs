@@ -103,8 +103,8 @@ impl Run {
     /// Runs work under this run in a task of its own. The work is bound to the run and not to the caller, so it goes on
     /// when the caller has gone. Otherwise this works like [`scope`](Self::scope).
     ///
-    /// For hosts whose handlers are dropped when their client disconnects: keep the handle in a map by session, and let
-    /// the next request [attach](ScopeHandle::attach) to it.
+    /// For hosts whose handlers are dropped when their client disconnects: the next request finds the run by
+    /// [`local`](crate::LeaseSupervisor::local), and [attaches](ScopeHandle::attach) to its work.
     ///
     /// # Panics
     /// Outside a tokio runtime. A panic of the work is reported in the [`ScopeError`].

@@ -10,7 +10,7 @@ use percent_encoding::percent_decode_str;
 
 use super::{
     problem::{Problem, for_each_error},
-    session::{AccountId, Head, Session, Sessions},
+    session::{AccountId, Head, RequestedSession, Sessions},
 };
 
 impl ResponseError for Problem {
@@ -46,7 +46,7 @@ macro_rules! response_error {
 for_each_error!(response_error);
 
 /// Asks [`Sessions`], which are data of the application: `app_data(sessions)` or `app_data(Data::new(sessions))`.
-impl FromRequest for Session {
+impl FromRequest for RequestedSession {
     type Error = Problem;
     type Future = Ready<Result<Self, Problem>>;
 

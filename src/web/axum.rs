@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue, StatusCode, request::Parts};
 
 use super::{
     problem::{Problem, for_each_error},
-    session::{AccountId, Head, Session, Sessions},
+    session::{AccountId, Head, RequestedSession, Sessions},
 };
 
 impl IntoResponse for Problem {
@@ -38,7 +38,7 @@ macro_rules! into_response {
 for_each_error!(into_response);
 
 /// Asks [`Sessions`], which are the state of the router or a part of it.
-impl<S> FromRequestParts<S> for Session
+impl<S> FromRequestParts<S> for RequestedSession
 where
     S: Send + Sync,
     Sessions: FromRef<S>,

@@ -32,15 +32,15 @@ use crate::{
 /// A client that gets 409 can read the body as [`Busy`], which names the holder. If the run has ended, the body can be
 /// read as [`EndReason`].
 ///
-/// The client learns nothing of the database: neither where it is nor what it said. Nor does it learn with what error
-/// the work has failed. All this is in [`Display`](fmt::Display), for your log. Answers with a status of 500 or more are
-/// logged as they are sent, with the target `tenure::web`.
+/// The client does not learn where the database is, what the database said, or with what error the work has failed. All
+/// this is in [`Display`](fmt::Display), for your log. Answers with a status of 500 or more are logged as they are sent,
+/// with the target `tenure::web`.
 ///
 /// For another framework, build the response of [`status`](Self::status), [`headers`](Self::headers) and
 /// [`to_json`](Self::to_json).
 ///
 /// ```
-/// use tenure::{Busy, SessionKey, web::Problem};
+/// use tenure::{SessionKey, web::Problem};
 ///
 /// fn key_of(account: &str, session: &str) -> Result<SessionKey, Problem> {
 ///     Ok(SessionKey::new(account, session)?)

@@ -63,9 +63,9 @@ impl Sessions {
     }
 
     /// The session that this request names.
-    pub(super) fn find(&self, request: &impl Head) -> Result<Session, Problem> {
+    pub(super) fn find(&self, request: &impl Head) -> Result<RequestedSession, Problem> {
         let key = SessionKey::new(self.account.find(request)?, self.session.find(request)?)?;
-        Ok(Session { key, supervisor: self.supervisor.clone() })
+        Ok(RequestedSession { key, supervisor: self.supervisor.clone() })
     }
 }
 
@@ -153,12 +153,12 @@ pub(super) trait Head {
 /// # Cancel safety
 /// Extracting a session waits for nothing and asks nobody.
 #[derive(Clone)]
-pub struct Session {
+pub struct RequestedSession {
     key: SessionKey,
     supervisor: LeaseSupervisor,
 }
 
-impl Session {
+impl RequestedSession {
     /// The session's key.
     pub fn key(&self) -> &SessionKey {
         &self.key
@@ -216,8 +216,8 @@ impl Session {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for RequestedSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Session").field(&self.key).finish()
+        f.debug_tuple("RequestedSession").field(&self.key).finish()
     }
 }

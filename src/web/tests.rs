@@ -88,8 +88,10 @@ where
     sent
 }
 
-/// Status, type and `Retry-After` of the answer to an error.
-fn short<E>(error: E) -> (u16, String, Option<String>)
+/// Status, type and `Retry-After` of an answer.
+type Short = (u16, String, Option<String>);
+
+fn short<E>(error: E) -> Short
 where
     E: IntoResponse + ResponseError,
     Problem: for<'a> From<&'a E>,
@@ -100,11 +102,11 @@ where
     (sent.status, name, sent.header("retry-after").map(str::to_owned))
 }
 
-fn expected(status: u16, name: &str, retry_after: Option<&str>) -> (u16, String, Option<String>) {
+fn expected(status: u16, name: &str, retry_after: Option<&str>) -> Short {
     (status, name.to_owned(), retry_after.map(str::to_owned))
 }
 
-fn store_errors() -> [(StoreError, (u16, String, Option<String>)); 9] {
+fn store_errors() -> [(StoreError, Short); 9] {
     let (location, detail) = (|| format!("db.{SECRET}.internal"), || format!("password={SECRET}"));
     let mends_itself = || expected(503, "unavailable", Some("1"));
     let stays = || expected(500, "misconfigured", None);

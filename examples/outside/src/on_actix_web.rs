@@ -8,7 +8,7 @@ use actix_web::{
 };
 use tenure::{
     LeaseSupervisor, QueryError, SessionKey,
-    web::{KeyPart, Problem, Session, Sessions},
+    web::{KeyPart, Problem, RequestedSession, Sessions},
 };
 
 pub fn configure(app: &mut ServiceConfig, supervisor: LeaseSupervisor) {
@@ -19,7 +19,7 @@ pub fn configure(app: &mut ServiceConfig, supervisor: LeaseSupervisor) {
 }
 
 #[post("/chats/{chat}/turn")]
-async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
+async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
     let run = session.acquire().holder_label("web").await?;
     // Not `Send`.
     let prompt = Rc::new(prompt);
@@ -28,7 +28,7 @@ async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
 
 /// An error can answer as it is.
 #[get("/chats/{chat}/holder")]
-async fn holder(session: Session) -> Result<String, QueryError> {
+async fn holder(session: RequestedSession) -> Result<String, QueryError> {
     let holder = session.inspect().await?.holder;
     Ok(holder.map_or_else(|| "nobody".to_owned(), |holder| holder.label.to_string()))
 }

@@ -7,7 +7,7 @@ use axum::{
 };
 use tenure::{
     InvalidText, LeaseSupervisor, QueryError, SessionKey,
-    web::{KeyPart, Problem, Session, Sessions},
+    web::{KeyPart, Problem, RequestedSession, Sessions},
 };
 
 /// What handlers share.
@@ -32,13 +32,13 @@ pub fn app(supervisor: LeaseSupervisor) -> Router {
         .with_state(Host { sessions, greeting: "hello" })
 }
 
-async fn turn(session: Session, prompt: String) -> Result<String, Problem> {
+async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
     let run = session.acquire().holder_label("web").await?;
     Ok(run.scope(async |ctx| crate::reply(&ctx, &prompt).await).await?)
 }
 
 /// An error can answer as it is.
-async fn holder(session: Session) -> Result<String, QueryError> {
+async fn holder(session: RequestedSession) -> Result<String, QueryError> {
     let holder = session.inspect().await?.holder;
     Ok(holder.map_or_else(|| "nobody".to_owned(), |holder| holder.label.to_string()))
 }

@@ -31,7 +31,8 @@ fn a_turn_is_refused_while_another_run_holds_the_session() {
         }
         let held: RunContext = run.context();
         let work = run.scope(async |ctx| ctx.cancelled().await);
-        let (cut, was_held) = futures::join!(work, stop(&supervisor, &key()));
+        let session = key();
+        let (cut, was_held) = futures::join!(work, stop(&supervisor, &session));
         assert!(matches!(cut.unwrap_err().reason(), EndReason::Stopped { .. }) && was_held.unwrap());
         assert!(!held.is_held());
         idle(&supervisor, &key()).await;
