@@ -131,6 +131,21 @@ impl KeyPart {
 
 /// The account that the service's own authentication has found. It puts this into the request's extensions, before the
 /// handler is called; see [`KeyPart::authenticated`].
+///
+/// ```no_run
+/// # #[cfg(feature = "axum")]
+/// # mod example {
+/// use axum::{extract::Request, middleware::Next, response::Response};
+/// use tenure::web::AccountId;
+///
+/// /// For `axum::middleware::from_fn`. A middleware of actix-web has the same line.
+/// async fn authenticate(mut request: Request, next: Next) -> Response {
+///     let account = "acct-1".to_owned(); // of the request's token, once that was checked
+///     request.extensions_mut().insert(AccountId(account));
+///     next.run(request).await
+/// }
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccountId(pub String);
 

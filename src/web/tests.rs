@@ -1,6 +1,11 @@
 //! Each error has one answer, on both frameworks, and the answer tells the client no secret.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::{
+    cell::RefCell,
+    io::{self, Write},
+    sync::Once,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use ::actix_web::{ResponseError, body::MessageBody};
 use ::axum::{body::to_bytes, response::IntoResponse};
@@ -69,6 +74,7 @@ where
     E: IntoResponse + ResponseError,
     Problem: for<'a> From<&'a E>,
 {
+    listen();
     let problem = Problem::from(&error);
     let by_actix_web = Sent::by_actix_web(&error);
     assert_eq!(Sent::by_actix_web(&problem), by_actix_web);
@@ -208,4 +214,51 @@ fn the_error_of_the_work_is_for_the_log_only() {
     );
     assert_eq!(short(failed), expected(500, "failed", None));
     assert_eq!(short(error), expected(500, "failed", None));
+}
+
+#[test]
+fn what_the_client_is_not_told_is_logged_once_per_answer() {
+    let missing =
+        || StoreError::SchemaMissing { location: "the-database".to_owned(), detail: "no table".to_owned() };
+    let invalid = logged(|| drop(AcquireError::Invalid(too_long()).into_response()));
+    assert_eq!(invalid, "", "a client's mistake is no news");
+    for log in [
+        logged(|| drop(AcquireError::Refused(missing()).into_response())),
+        logged(|| drop(AcquireError::Refused(missing()).error_response())),
+    ] {
+        assert_eq!(log.lines().count(), 1, "{log}");
+        assert!(log.contains("ERROR tenure::web") && log.contains("the-database"), "{log}");
+    }
+    let passes = logged(|| drop(AcquireError::NotAcquired(missing()).into_response()));
+    assert!(passes.contains("WARN tenure::web") && passes.contains("no table"), "{passes}");
+}
+
+/// What is logged meanwhile, on this thread.
+fn logged(answer: impl FnOnce()) -> String {
+    listen();
+    LOG.take();
+    answer();
+    String::from_utf8(LOG.take()).unwrap()
+}
+
+thread_local! {
+    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Before the first answer of each test: what is logged while a listener is set up may be lost to it for good.
+fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| ToLog).init());
+}
+
+struct ToLog;
+
+impl Write for ToLog {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LOG.with_borrow_mut(|log| log.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
