@@ -204,8 +204,8 @@ pub use event::{RunEvent, RunRef};
 pub use process::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, SessionState,
-    SessionStatus, StopRequest,
+    FencingToken, Holder, InvalidFence, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey,
+    SessionState, SessionStatus, StopRequest,
 };
 pub use store::StoreError;
 pub use supervisor::{

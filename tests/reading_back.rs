@@ -82,7 +82,7 @@ fn ends_and_runs_read_back() {
         reads_back::<Ended>(&ended(reason));
     }
     let key = SessionKey::new("acct-1", "chat-9").unwrap();
-    reads_back::<RunRef>(&run_ref(key, RunId::random(), FencingToken::from(7)));
+    reads_back::<RunRef>(&run_ref(key, RunId::random(), FencingToken::new(7).unwrap()));
 }
 
 #[test]

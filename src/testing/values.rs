@@ -30,7 +30,7 @@ pub fn holder(label: &str) -> Result<Holder, InvalidText> {
         run_id: RunId::random(),
         node: NodeId::random(),
         label: Label::new(label)?,
-        fence: FencingToken::from(1),
+        fence: FencingToken::LEAST,
         stage: RunStage::Running,
         phase: RunPhase::default(),
         since,
