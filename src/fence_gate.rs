@@ -309,6 +309,7 @@ impl Passage {
 pub enum Refused {
     /// A later run has written.
     #[error("fence {fence} is late: a run with fence {seen} has written; stop, the session is another run's")]
+    #[non_exhaustive]
     Late {
         /// What was presented.
         fence: FencingToken,
@@ -317,6 +318,7 @@ pub enum Refused {
     },
     /// The gate does not know what was written before `from`, and is [strict](FenceGate::strict).
     #[error("the gate can vouch only from fence {from} on, and {fence} is older; acquire the session anew")]
+    #[non_exhaustive]
     Unvouched {
         /// What was presented.
         fence: FencingToken,

@@ -157,6 +157,7 @@ pub struct Pinned {
 pub enum PinError {
     /// Another run has taken the session over.
     #[error("the session is another run's now ({run_id}, fence {fence}); roll back")]
+    #[non_exhaustive]
     Superseded {
         /// That run.
         run_id: RunId,

@@ -48,8 +48,10 @@ fn a_smaller_fence_is_refused_and_told_the_greatest_and_an_equal_one_passes() {
         assert_eq!(gate.admit(&chat, token(fence)).map(|admitted| admitted.fence), Ok(token(fence)));
     }
     for fence in [8, 5, 1] {
-        let late = Refused::Late { fence: token(fence), seen: token(9) };
-        assert_eq!(gate.clone().admit(&chat, token(fence)), Err(late));
+        let late = gate.clone().admit(&chat, token(fence)).unwrap_err();
+        assert!(
+            matches!(late, Refused::Late { fence: refused, seen, .. } if (refused, seen) == (token(fence), token(9)))
+        );
         assert!(late.to_string().contains('9') && late.to_string().contains(&fence.to_string()), "{late}");
     }
     assert!(gate.admit(&other, token(1)).is_ok(), "sessions have nothing to do with each other");
@@ -150,7 +152,9 @@ fn a_gate_that_starts_anew_vouches_only_for_what_was_issued_since() {
 
     let strict = FenceGate::starting_at(start).strict();
     let refused = strict.admit(&key("chat"), fence(1));
-    assert_eq!(refused, Err(Refused::Unvouched { fence: fence(1), from: fence(0) }));
+    assert!(
+        matches!(refused, Err(Refused::Unvouched { fence: old, from, .. }) if (old, from) == (fence(1), fence(0)))
+    );
     assert!(refused.unwrap_err().to_string().contains("acquire the session anew"));
     assert!(strict.admit(&key("chat"), fence(0)).is_ok());
     assert_eq!(strict.snapshot().len(), 1, "what is refused takes no room");

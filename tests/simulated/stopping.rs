@@ -14,7 +14,7 @@ use super::*;
 const AT_ONCE: Duration = millis(5);
 
 fn by_ops() -> EndReason {
-    EndReason::Stopped { by: Some("ops".into()), reason: Some("tea".into()) }
+    EndReason::stopped(Some("ops".into()), Some("tea".into()))
 }
 
 fn ask(supervisor: &LeaseSupervisor, session: &str) -> StopBuilder {

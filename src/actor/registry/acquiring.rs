@@ -222,7 +222,7 @@ impl Registry {
         actor.say(RunEvent::Acquired { run: shared.to_ref(), ttl: timing.ttl() });
         let actor = actor.start();
         if let Some(request) = &grant.stop {
-            let reason = EndReason::stopped(request);
+            let reason = EndReason::asked(request);
             shared.note_recorded_stop(request);
             // Ends the run before anybody can begin to work under it.
             shared.end(reason.clone());

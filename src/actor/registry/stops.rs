@@ -76,7 +76,7 @@ impl Registry {
         let is_meant = |run: &&Running| run_id.is_none_or(|wanted| wanted == run.shared.run_id);
         let works = |run: &&Running| !run.shared.is_work_over();
         let running = running.as_ref().filter(is_meant).filter(works)?;
-        running.actor.do_send(RunMessage::Stop { reason: EndReason::stopped(request), grace: None });
+        running.actor.do_send(RunMessage::Stop { reason: EndReason::asked(request), grace: None });
         let first = running.shared.note_stop(request);
         let holder = running.holder(&self.links);
         (!holder.expires_in.is_zero()).then_some(AskedRun { holder, first })

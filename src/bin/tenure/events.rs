@@ -291,7 +291,7 @@ fn open_to_append(path: &Path) -> io::Result<File> {
 /// Who asked the run to stop, and why, if somebody did.
 pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
     match reason {
-        EndReason::Stopped { by, reason } => (by.as_deref(), reason.as_deref()),
+        EndReason::Stopped { by, reason, .. } => (by.as_deref(), reason.as_deref()),
         _ => (None, None),
     }
 }
