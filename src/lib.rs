@@ -138,6 +138,21 @@
 //! hint, and only if the holder listens, because NOTIFY takes a lock on the whole database. Changes are never sent to
 //! watchers: they poll.
 //!
+//! # Crates in signatures
+//!
+//! Types of these crates are in signatures of `tenure`, which re-exports them. A program that takes them from `tenure`
+//! need not match versions: `tenure::tokio_util::sync::CancellationToken` is the type of [`RunContext::token`].
+//!
+//! | crate | what of it |
+//! |---|---|
+//! | [`actix`] | `Recipient`, to which [events](LeaseSupervisorBuilder::events) go |
+//! | [`futures`] | `Stream`; `StreamExt` has the methods to read one |
+//! | [`sqlx`] | connections on which a lease is [pinned](RunContext::pin), and their errors |
+//! | [`tokio_util`] | `CancellationToken` |
+//! | [`uuid`] | `Uuid`, what a [`RunId`] is |
+//!
+//! A new incompatible version of one of them comes only with a new incompatible version of `tenure`.
+//!
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
@@ -192,7 +207,7 @@ pub mod store;
 mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod text;
+pub mod text;
 mod watch;
 
 pub use actor::registry::{EndedRun, ShutdownReport};
@@ -200,20 +215,25 @@ pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
-#[cfg(all(unix, feature = "process"))]
-pub use process::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
     FencingToken, Holder, InvalidFence, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey,
     SessionState, SessionStatus, StopRequest,
 };
 pub use store::StoreError;
-pub use supervisor::{
-    AcquireBuilder, Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, ListBuilder, StopAnswer,
-    StopBuilder,
-};
-pub use text::{printable, printable_name, printable_path};
+pub use supervisor::{Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, StopAnswer};
 pub use watch::{Observed, Standby};
+// Their types are in the signatures of this crate.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[doc(no_inline)]
+pub use sqlx;
+#[doc(no_inline)]
+pub use {actix, futures, tokio_util, uuid};
+
+/// Requests with options. [`LeaseSupervisor`] makes them, and awaiting one sends it.
+pub mod request {
+    pub use crate::supervisor::{AcquireBuilder, ListBuilder, StopBuilder};
+}
 
 /// Creates the schema in the database of this URL, or brings it up to date. Several processes may call this at the same
 /// time: the schema is applied once.

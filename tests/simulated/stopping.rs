@@ -3,8 +3,8 @@
 use std::{cell::Cell, rc::Rc};
 
 use tenure::{
-    AcquireError, Asked, EndReason, InvalidText, StopAnswer, StopBuilder, StopError, store::memory::Fault,
-    testing::simulate,
+    AcquireError, Asked, EndReason, InvalidText, StopAnswer, StopError, request::StopBuilder,
+    store::memory::Fault, testing::simulate,
 };
 use tokio::{task::spawn_local, time::timeout};
 

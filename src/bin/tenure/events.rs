@@ -12,7 +12,10 @@ use std::{
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde_json::{Value, json};
-use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus, printable, printable_path};
+use tenure::{
+    EndReason, Holder, Run, RunId, SessionKey, SessionStatus,
+    text::{printable, printable_path},
+};
 
 use crate::{exit::Failure, inherited, lines::Lines, show};
 

@@ -14,7 +14,7 @@ use nix::libc;
 use tenure::{
     EndReason, Limit, Run, RunEvent, Timing,
     clock::{BootInstant, Clock as _, SystemClock},
-    printable,
+    text::printable,
 };
 use tokio::task::JoinSet;
 
