@@ -18,6 +18,7 @@ use crate::{
     run::RunMessage,
     session::{Holder, RunId, SessionKey, StopRequest},
     store::{MAX_BATCH, StopOutcome, StopRun, StoreError},
+    trace,
 };
 
 /// A caller wants the run of a session to stop.
@@ -222,7 +223,9 @@ async fn look(runs: &[(SessionKey, RunId)], queries: &Queries, registry: &Addr<R
             }
             // The leases are gone: let every run find out at once.
             Err(QueryError::Store(StoreError::Lost { .. })) => return registry.do_send(ConfirmAll),
-            Err(error) => tracing::debug!(%error, "requests to stop were not read"),
+            Err(error) => {
+                tracing::debug!(target: trace::STORE, %error, "requests to stop were not read")
+            }
         }
         sleep(backoff(attempt, LONGEST_PAUSE)).await;
     }
