@@ -15,7 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["fence_gate", "lease", "pin"],
     &["apart", "diagnosis", "error", "event", "host"],
     &["store"],
-    &["caller", "config", "end", "process", "watch"],
+    &["caller", "config", "end", "process", "trace", "watch"],
     &["session"],
     &["backoff", "clock", "limits", "origin", "pulse", "text"],
 ];
