@@ -19,6 +19,7 @@ use super::{Pool, PoolPlan};
 use crate::{
     actor::call::answer,
     store::{LeaseConnection, StoreError, VerbKind},
+    trace,
 };
 
 /// An idle connection.
@@ -46,7 +47,7 @@ impl Pool {
             let check = pin!(self.inner.plan.check.notified());
             match over.run_until_cancelled(select(lost, check)).await {
                 Some(Either::Left((error, _))) => {
-                    tracing::debug!(%error, "an idle connection was lost");
+                    tracing::debug!(target: trace::STORE, %error, "an idle connection was lost");
                     self.keep();
                 }
                 Some(Either::Right(_)) => {}
