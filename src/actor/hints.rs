@@ -50,7 +50,7 @@ impl Hints {
     pub(crate) async fn serve(mut self, over: CancellationToken) {
         let mut failures = 0;
         while let Some(true) = over.run_until_cancelled(self.until_busy()).await {
-            if !self.listen_after.is_zero() {
+            if self.store.listens_by_connection() && !self.listen_after.is_zero() {
                 if over.run_until_cancelled(sleep(self.listen_after)).await.is_none() {
                     return;
                 }

@@ -44,7 +44,7 @@ pub enum Connections {
     /// longer than a quarter of `renew_timeout` (250 ms at most), a second connection is opened. That is early enough
     /// for three attempts. The second connection is closed after 30 s without use.
     ///
-    /// Requests to stop are listened for once there has been a session for 0.1 s.
+    /// On PostgreSQL, requests to stop are listened for once there has been a session for 0.1 s.
     Shared,
 }
 
