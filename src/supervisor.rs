@@ -89,6 +89,7 @@ struct Inner {
     clock: SharedClock,
     events: EventSource,
     timing: Timing,
+    limit_per_account: Option<u32>,
     label: Label,
     node: NodeId,
     location: String,
@@ -133,6 +134,7 @@ impl LeaseSupervisor {
             phase: None,
             stop_grace: None,
             limits: Vec::new(),
+            limit_per_account: None,
             events: None,
         }
     }

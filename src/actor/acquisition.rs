@@ -37,6 +37,8 @@ pub(crate) enum AcquisitionEnd {
     Granted { sent_at: BootInstant, grant: Grant },
     /// Certain: another run holds the session.
     Busy(Box<Holder>),
+    /// Certain: the account has this many runs, which is as many as the request allows, or more.
+    Full { running: u32 },
     /// No grant came in time, for this reason.
     Late(StoreError),
     /// No attempt can succeed as things are, for this reason.
@@ -132,9 +134,10 @@ impl Acquisition {
                     return AcquisitionEnd::Granted { sent_at: answer.sent_at, grant };
                 }
                 Ok(AcquireOutcome::Busy(holder)) => return AcquisitionEnd::Busy(holder),
+                Ok(AcquireOutcome::Full { running }) => return AcquisitionEnd::Full { running },
                 Ok(AcquireOutcome::Locked) => {
                     alone = true;
-                    attempts.last = Some("its row is locked by another transaction".to_owned());
+                    attempts.last = Some(self.locked().to_owned());
                 }
                 Err(error) if error.is_transient() => {
                     attempts.unknown += u32::from(error.is_uncertain() && answer.sent);
@@ -153,6 +156,15 @@ impl Acquisition {
     /// Waits until the connections that will renew and release are open (invariant I11).
     async fn keepers(&self) -> Result<(), StoreError> {
         try_join_all(self.keepers.iter().map(Pool::ready)).await.map(drop)
+    }
+
+    fn locked(&self) -> &'static str {
+        match self.item.limit_per_account {
+            Some(_) => {
+                "its row is locked by another transaction, or the limit of its account by another acquire"
+            }
+            None => "its row is locked by another transaction",
+        }
     }
 
     fn unwanted(&self) -> AcquisitionEnd {

@@ -4,6 +4,7 @@
 //! it fails in the ways in which databases and networks fail.
 
 use std::{
+    cmp::Reverse,
     fmt,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -163,6 +164,7 @@ impl MemoryStore {
             label: Label::new("somebody else").expect("within 255 bytes"),
             phase: RunPhase::default(),
             ttl,
+            limit_per_account: None,
         };
         let mut state = self.lock_state();
         if let Some(row) = state.rows.get_mut(key) {
@@ -317,7 +319,14 @@ impl LeaseConnection for MemoryStore {
         self.execute(move |state, now| {
             state.check(items.iter().map(|item| &item.key))?;
             state.statements.acquires += 1;
-            Ok(items.iter().map(|item| state.acquire(item, now)).collect())
+            // Whoever allows more comes first. So an item that is refused keeps nobody else out.
+            let mut order: Vec<_> = (0..items.len()).collect();
+            order.sort_by_key(|&place| Reverse(items[place].limit_per_account.unwrap_or(u32::MAX)));
+            let mut outcomes = vec![AcquireOutcome::Locked; items.len()];
+            for place in order {
+                outcomes[place] = state.acquire(&items[place], now);
+            }
+            Ok(outcomes)
         })
         .map(Result::flatten)
         .boxed()

@@ -35,6 +35,7 @@ pub struct LeaseSupervisorBuilder {
     authority: Authority,
     holder: Option<String>,
     settings: Settings,
+    limit_per_account: Option<u32>,
     connect_timeout: Duration,
     connections: Connections,
     hints: bool,
@@ -58,6 +59,7 @@ impl LeaseSupervisorBuilder {
             authority,
             holder: None,
             settings: Settings::default(),
+            limit_per_account: None,
             connect_timeout: Duration::from_secs(5),
             connections: Connections::default(),
             hints: true,
@@ -117,6 +119,16 @@ impl LeaseSupervisorBuilder {
     /// fencing token keeps the two apart then.
     pub fn stuck_limit(mut self, limit: Duration) -> Self {
         self.settings.stuck_limit = Some(limit);
+        self
+    }
+
+    /// The most runs of one account, for requests that give no
+    /// [`limit_per_account`](crate::AcquireBuilder::limit_per_account) of their own. No limit by default.
+    ///
+    /// It is judged where the session is granted, so it holds across all processes that set it. A refusal is
+    /// [`AcquireError::AccountLimit`](crate::AcquireError::AccountLimit).
+    pub fn limit_per_account(mut self, limit: u32) -> Self {
+        self.limit_per_account = Some(limit);
         self
     }
 
@@ -303,6 +315,7 @@ impl LeaseSupervisorBuilder {
         let label = self.holder.map(Label::new).transpose()?;
         Ok(Plan {
             timing,
+            limit_per_account: self.limit_per_account,
             label,
             store,
             clock: self.clock,

@@ -27,6 +27,7 @@ pub struct AcquireBuilder {
     pub(super) phase: Option<String>,
     pub(super) stop_grace: Option<Duration>,
     pub(super) limits: Vec<Limit>,
+    pub(super) limit_per_account: Option<u32>,
     pub(super) events: Option<Recipient<RunEvent>>,
 }
 
@@ -65,6 +66,22 @@ impl AcquireBuilder {
         self
     }
 
+    /// Refuses the request ([`AcquireError::AccountLimit`]) if the session's account already has this many runs, in
+    /// whatever processes on whatever machines. Zero refuses every request. Default: the supervisor's
+    /// [`limit_per_account`](crate::LeaseSupervisorBuilder::limit_per_account).
+    ///
+    /// A run counts from its grant until its session was given back or its lease has expired. So a run that stops or is
+    /// stuck still counts, and so does a run whose own request had no limit. The runs are counted where the session is
+    /// granted, in the same transaction, and limited requests for one account are granted one after the other. So
+    /// together they never exceed their limit. On PostgreSQL a request that meets another one is repeated a moment
+    /// later, without waiting in the database. A request without a limit is refused by no limit, and is not held up.
+    ///
+    /// The limit is judged once, at the grant. Lowering it ends no run.
+    pub fn limit_per_account(mut self, limit: u32) -> Self {
+        self.limit_per_account = Some(limit);
+        self
+    }
+
     /// Sends an actor of the host a message for each event of this run, from `Acquired` to `Ended`. Works like
     /// [`LeaseSupervisorBuilder::events`](crate::LeaseSupervisorBuilder::events), but keeps 64 events.
     pub fn events(mut self, recipient: Recipient<RunEvent>) -> Self {
@@ -90,6 +107,7 @@ impl AcquireBuilder {
             phase,
             timing,
             limits,
+            limit_per_account: self.limit_per_account.or(inner.limit_per_account),
             events,
             until: inner.clock.now() + inner.timing.acquire_timeout(),
             abandoned,

@@ -42,6 +42,7 @@ use crate::{
 /// The checked settings of a supervisor, on their way to the thread that it will live on.
 pub(super) struct Plan {
     pub(super) timing: Timing,
+    pub(super) limit_per_account: Option<u32>,
     /// `user@host` unless given.
     pub(super) label: Option<Label>,
     pub(super) store: SharedStore,
@@ -131,6 +132,7 @@ impl Plan {
             clock,
             events: events.source(),
             timing,
+            limit_per_account: self.limit_per_account,
             label,
             node,
             location,

@@ -35,6 +35,7 @@ pub(crate) struct AcquireSession {
     /// The supervisor's, but for the grace.
     pub(crate) timing: Timing,
     pub(crate) limits: Vec<Limit>,
+    pub(crate) limit_per_account: Option<u32>,
     /// A listener for the events of this run only.
     pub(crate) events: Option<Recipient<RunEvent>>,
     /// The latest instant for an answer, by the supervisor's clock. The clock of the caller's runtime may be paused.
@@ -107,6 +108,11 @@ impl Handler<Acquired> for Registry {
                 }
             }
             AcquisitionEnd::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
+            AcquisitionEnd::Full { running } => AcquireError::AccountLimit {
+                account: key.account().to_owned(),
+                limit: first.limit_per_account.unwrap_or(running),
+                running,
+            },
             AcquisitionEnd::Late(error) | AcquisitionEnd::Refused(error) if unknown > 0 => {
                 AcquireError::Unavailable(error)
             }
@@ -142,6 +148,7 @@ impl Registry {
                 label: first.label.clone(),
                 phase: first.phase.clone(),
                 ttl: self.links.run.timing.ttl(),
+                limit_per_account: first.limit_per_account,
             },
             lane: self.links.acquires.clone(),
             keepers: self.links.keepers.clone(),

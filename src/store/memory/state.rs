@@ -71,6 +71,15 @@ impl State {
         if self.locked.contains(&item.key) {
             return AcquireOutcome::Locked;
         }
+        let is_live = held.is_some_and(|row| row.expires_at > now);
+        if let Some(limit) = item.limit_per_account.filter(|_| !is_live) {
+            let is_of_account = |key: &SessionKey| key.account() == item.key.account();
+            let live = |(key, row): &(&SessionKey, &Row)| is_of_account(key) && row.expires_at > now;
+            let running = self.rows.iter().filter(live).count().try_into().unwrap_or(u32::MAX);
+            if running >= limit {
+                return AcquireOutcome::Full { running };
+            }
+        }
         let expires_at = now + micros(item.ttl);
         let row = match self.rows.get_mut(&item.key).filter(|row| row.run_id == item.run_id) {
             Some(own) => {
