@@ -27,6 +27,7 @@ use crate::{
     },
     clock::SharedClock,
     config::Timing,
+    end::Limit,
     error::{Closed, QueryError},
     event::{EventSource, RunEvent},
     origin::Origin,
@@ -89,6 +90,7 @@ struct Inner {
     clock: SharedClock,
     events: EventSource,
     timing: Timing,
+    limits: Vec<Limit>,
     limit_per_account: Option<u32>,
     label: Label,
     node: NodeId,
@@ -132,6 +134,7 @@ impl LeaseSupervisor {
             key: key.clone(),
             holder: None,
             phase: None,
+            ttl: None,
             stop_grace: None,
             limits: Vec::new(),
             limit_per_account: None,
@@ -307,8 +310,8 @@ impl LeaseSupervisor {
     /// Ends the supervisor. New acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Work that has not ended after `grace` is dropped.
     ///
-    /// Returns when all is done. That takes no longer than the sum of `grace`, `safety_margin/2`, twice
-    /// `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
+    /// Returns when all is done. That takes no longer than the sum of `grace`, half of the longest
+    /// `safety_margin` of any run, twice `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
     /// answer when a connection is closed. A second call can only shorten the grace. After the supervisor has ended,
     /// each call returns the same report.
     ///

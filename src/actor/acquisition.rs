@@ -209,6 +209,8 @@ impl Attempts {
 pub(crate) struct Orphan {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
+    /// How long each of its rows can last.
+    pub(crate) ttl: Duration,
     /// The most rows that its attempts can still create, one after the other.
     pub(crate) rows: u32,
 }
@@ -222,11 +224,10 @@ pub(crate) struct Orphan {
 pub(crate) async fn compensate(
     orphan: Orphan,
     lane: LaneAddr<Releasing>,
-    timing: Timing,
     given_up: CancellationToken,
 ) -> bool {
-    let Orphan { key, run_id, mut rows } = orphan;
-    let until = Instant::now() + timing.ttl();
+    let Orphan { key, run_id, ttl, mut rows } = orphan;
+    let until = Instant::now() + ttl;
     let (mut not_found, mut alone) = (0, false);
     while rows > 0 && Instant::now() < until {
         let last = given_up.is_cancelled();
@@ -244,7 +245,7 @@ pub(crate) async fn compensate(
         // The database has often answered that there is no row. The row comes late now, if ever: ask less often.
         let longest = match not_found {
             0..8 => LONGEST_COMPENSATION_PAUSE,
-            _ => LONGEST_COMPENSATION_PAUSE.max(timing.ttl() / 10).min(Duration::from_secs(5)),
+            _ => LONGEST_COMPENSATION_PAUSE.max(ttl / 10).min(Duration::from_secs(5)),
         };
         let wait = longest.mul_f64(0.5 + 0.5 * fastrand::f64());
         let _ = timeout_at(Instant::now() + wait, given_up.cancelled()).await;

@@ -21,6 +21,7 @@ use crate::{actor::registry::TICK, pulse::Pulse};
 use crate::{
     clock::{SharedClock, SystemClock},
     config::Settings,
+    end::Limit,
     error::StartError,
     event::RunEvent,
     limits,
@@ -35,6 +36,7 @@ pub struct LeaseSupervisorBuilder {
     authority: Authority,
     holder: Option<String>,
     settings: Settings,
+    limits: Vec<Limit>,
     limit_per_account: Option<u32>,
     connect_timeout: Duration,
     connections: Connections,
@@ -59,6 +61,7 @@ impl LeaseSupervisorBuilder {
             authority,
             holder: None,
             settings: Settings::default(),
+            limits: Vec::new(),
             limit_per_account: None,
             connect_timeout: Duration::from_secs(5),
             connections: Connections::default(),
@@ -78,7 +81,8 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// How long a lease is granted for: 1 s to 24 h. Default: 30 s.
+    /// How long a lease is granted for: 1 s to 24 h. Default: 30 s. A request can ask for
+    /// [more](crate::AcquireBuilder::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = Some(ttl);
         self
@@ -119,6 +123,20 @@ impl LeaseSupervisorBuilder {
     /// fencing token keeps the two apart then.
     pub fn stuck_limit(mut self, limit: Duration) -> Self {
         self.settings.stuck_limit = Some(limit);
+        self
+    }
+
+    /// Tells each run to stop this long after its grant, unless its request gives a
+    /// [`max_duration`](crate::AcquireBuilder::max_duration) of its own. No limit by default.
+    pub fn max_duration(mut self, duration: Duration) -> Self {
+        self.limits.push(Limit::MaxDuration(duration));
+        self
+    }
+
+    /// Tells each run to stop when its work has been silent for this long, unless its request gives a
+    /// [`max_silence`](crate::AcquireBuilder::max_silence) of its own. No limit by default.
+    pub fn max_silence(mut self, duration: Duration) -> Self {
+        self.limits.push(Limit::MaxSilence(duration));
         self
     }
 
@@ -315,6 +333,7 @@ impl LeaseSupervisorBuilder {
         let label = self.holder.map(Label::new).transpose()?;
         Ok(Plan {
             timing,
+            limits: self.limits,
             limit_per_account: self.limit_per_account,
             label,
             store,

@@ -1,6 +1,6 @@
 //! Requests with options. A request is sent when it is awaited.
 
-use std::{fmt, future::IntoFuture, time::Duration};
+use std::{fmt, future::IntoFuture, mem::discriminant, time::Duration};
 
 use actix::Recipient;
 use futures::{channel::oneshot, future::BoxFuture};
@@ -25,6 +25,7 @@ pub struct AcquireBuilder {
     pub(super) key: SessionKey,
     pub(super) holder: Option<String>,
     pub(super) phase: Option<String>,
+    pub(super) ttl: Option<Duration>,
     pub(super) stop_grace: Option<Duration>,
     pub(super) limits: Vec<Limit>,
     pub(super) limit_per_account: Option<u32>,
@@ -44,6 +45,20 @@ impl AcquireBuilder {
         self
     }
 
+    /// How long the lease of this run lasts without a renewal: the supervisor's [`ttl`](crate::LeaseSupervisorBuilder::ttl),
+    /// which is the default, to 24 h. For a run that is to survive longer outages than others.
+    ///
+    /// The run's [`safety_margin`](crate::Timing::safety_margin) is longer in proportion, and so is its
+    /// [`renew_interval`](crate::Timing::renew_interval), up to 20 s. All other durations are the supervisor's. If the
+    /// process dies, the session stays closed for this long.
+    ///
+    /// A shorter ttl than the supervisor's is refused ([`ConfigError::ShorterTtl`](crate::ConfigError::ShorterTtl)), and
+    /// nothing is asked. Give the supervisor the shortest ttl of its runs.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
     /// How long the work of this run may go on after it was told to stop: zero to a year. Default: the supervisor's
     /// [`stop_grace`](crate::LeaseSupervisorBuilder::stop_grace). A shutdown has a grace of its own.
     pub fn stop_grace(mut self, grace: Duration) -> Self {
@@ -51,14 +66,16 @@ impl AcquireBuilder {
         self
     }
 
-    /// Tells the run to stop (`TimedOut`) this long after its grant. Time in suspend counts. No limit by default.
+    /// Tells the run to stop (`TimedOut`) this long after its grant. Time in suspend counts. Default: the supervisor's
+    /// [`max_duration`](crate::LeaseSupervisorBuilder::max_duration).
     pub fn max_duration(mut self, duration: Duration) -> Self {
         self.limits.push(Limit::MaxDuration(duration));
         self
     }
 
     /// Tells the run to stop (`TimedOut`) when its work has not called [`beat`](crate::RunContext::beat) for this long.
-    /// The time counts from the grant, and time in suspend counts. No limit by default.
+    /// The time counts from the grant, and time in suspend counts. Default: the supervisor's
+    /// [`max_silence`](crate::LeaseSupervisorBuilder::max_silence).
     ///
     /// Renewals do not depend on `beat`: they go on while the work hangs.
     pub fn max_silence(mut self, duration: Duration) -> Self {
@@ -93,14 +110,13 @@ impl AcquireBuilder {
         let inner = self.supervisor.inner()?;
         let label = self.holder.map(Label::new).transpose()?.unwrap_or_else(|| inner.label.clone());
         let phase = self.phase.map(RunPhase::new).transpose()?.unwrap_or_default();
-        let timing = match self.stop_grace {
-            Some(grace) => inner.timing.with_stop_grace(grace)?,
-            None => inner.timing,
-        };
+        let timing = self.ttl.map_or(Ok(inner.timing), |ttl| inner.timing.with_ttl(ttl))?;
+        let timing = self.stop_grace.map_or(Ok(timing), |grace| timing.with_stop_grace(grace))?;
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
-        let (key, limits, events) = (self.key, self.limits, self.events);
+        let (key, events) = (self.key, self.events);
+        let limits = overridden(&inner.limits, self.limits);
         inner.registry.do_send(AcquireSession {
             key,
             label,
@@ -109,7 +125,7 @@ impl AcquireBuilder {
             limits,
             limit_per_account: self.limit_per_account.or(inner.limit_per_account),
             events,
-            until: inner.clock.now() + inner.timing.acquire_timeout(),
+            until: inner.clock.now() + timing.acquire_timeout(),
             abandoned,
             reply,
         });
@@ -117,6 +133,13 @@ impl AcquireBuilder {
         waiting.disarm();
         answer
     }
+}
+
+/// The limits of the supervisor, and those of the request in place of the same kind.
+fn overridden(of_all: &[Limit], own: Vec<Limit>) -> Vec<Limit> {
+    let is_overridden = |limit: &&Limit| own.iter().any(|own| discriminant(own) == discriminant(*limit));
+    let kept: Vec<_> = of_all.iter().filter(|limit| !is_overridden(limit)).copied().collect();
+    kept.into_iter().chain(own).collect()
 }
 
 impl fmt::Debug for AcquireBuilder {

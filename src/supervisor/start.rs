@@ -30,6 +30,7 @@ use crate::{
     },
     clock::SharedClock,
     config::Timing,
+    end::Limit,
     error::StartError,
     event::{EventSender, RunEvent, forward},
     limits,
@@ -42,6 +43,8 @@ use crate::{
 /// The checked settings of a supervisor, on their way to the thread that it will live on.
 pub(super) struct Plan {
     pub(super) timing: Timing,
+    /// Of each run.
+    pub(super) limits: Vec<Limit>,
     pub(super) limit_per_account: Option<u32>,
     /// `user@host` unless given.
     pub(super) label: Option<Label>,
@@ -132,6 +135,7 @@ impl Plan {
             clock,
             events: events.source(),
             timing,
+            limits: self.limits,
             limit_per_account: self.limit_per_account,
             label,
             node,

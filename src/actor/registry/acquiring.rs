@@ -32,7 +32,7 @@ pub(crate) struct AcquireSession {
     pub(crate) key: SessionKey,
     pub(crate) label: Label,
     pub(crate) phase: RunPhase,
-    /// The supervisor's, but for the grace.
+    /// The supervisor's, but for the ttl, what derives from it, and the grace.
     pub(crate) timing: Timing,
     pub(crate) limits: Vec<Limit>,
     pub(crate) limit_per_account: Option<u32>,
@@ -120,7 +120,7 @@ impl Handler<Acquired> for Registry {
             AcquisitionEnd::Refused(error) => AcquireError::Refused(error),
         };
         if rows > 0 {
-            self.compensate(Orphan { key: key.clone(), run_id, rows }, ctx);
+            self.compensate(Orphan { key: key.clone(), run_id, ttl: first.timing.ttl(), rows }, ctx);
         }
         // `Busy` is the answer for the parked requests too. After another failure the next of them may still succeed.
         if let AcquireError::Busy(_) = refusal {
@@ -147,12 +147,12 @@ impl Registry {
                 node: self.links.node,
                 label: first.label.clone(),
                 phase: first.phase.clone(),
-                ttl: self.links.run.timing.ttl(),
+                ttl: first.timing.ttl(),
                 limit_per_account: first.limit_per_account,
             },
             lane: self.links.acquires.clone(),
             keepers: self.links.keepers.clone(),
-            timing: self.links.run.timing,
+            timing: first.timing,
             deadline: Instant::now() + first.until.saturating_since(self.links.run.clock.now()),
             location: self.links.location.clone(),
             after: session.running.as_ref().map(|earlier| earlier.shared.clone()),
