@@ -218,7 +218,8 @@ impl LeaseSupervisor {
         stream::iter(self.inner().ok().map(|inner| inner.watching.observe(key))).flatten()
     }
 
-    /// Reads the state of many sessions, in key order. The request is sent when it is awaited.
+    /// Reads the state of many sessions, in key order. The request is sent when it is awaited, and returns all sessions
+    /// together. [`stream`](ListBuilder::stream) returns one after the other.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer.

@@ -3,7 +3,12 @@
 use std::{fmt, future::IntoFuture, mem::discriminant, time::Duration};
 
 use actix::Recipient;
-use futures::{channel::oneshot, future::BoxFuture};
+use futures::{
+    FutureExt, TryStreamExt,
+    channel::oneshot,
+    future::BoxFuture,
+    stream::{self, Stream},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::LeaseSupervisor;
@@ -190,31 +195,61 @@ impl ListBuilder {
         self
     }
 
-    /// Reads a page per statement, so that a long list does not keep a connection busy for long.
-    async fn read(self) -> Result<Vec<SessionStatus>, QueryError> {
-        const PAGE: u32 = 1_000;
-        let (mut found, mut left, mut after) = (Vec::new(), self.page.limit, self.page.after.clone());
-        while left > 0 {
-            let page = Page { limit: left.min(PAGE), after, ..self.page.clone() };
-            let asked = page.limit;
-            let rows = self.supervisor.inner()?.queries.ask(|reply| Query::List(page, reply)).await?;
-            let got = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-            found.extend(rows);
-            after = found.last().map(|status| status.key.clone());
-            left -= got.min(left);
-            if got < asked {
-                break;
-            }
+    /// Reads the sessions one after the other, for lists of any length. Nothing is sent before the stream is polled.
+    ///
+    /// The order is that of the keys, in byte order of account, then session. The database is asked for a page of 1,000
+    /// sessions at a time, and for the next page only when the one before it has been read to its end. Each page is
+    /// true for the moment when it was read. So a session that comes or goes meanwhile is in the stream or not, but no
+    /// session comes twice. No connection is held between two pages.
+    ///
+    /// # Errors
+    /// [`QueryError`] as an item, when the database does not answer. It is the last item. To go on, begin another list
+    /// [after](Self::after) the last session that came. After its last item the stream can be polled again, and gives
+    /// `None`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future of the next item loses nothing. Dropping the stream changes nothing.
+    ///
+    /// ```no_run
+    /// # use futures::TryStreamExt;
+    /// # async fn example(supervisor: tenure::LeaseSupervisor) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut sessions = supervisor.list().account("acct-1").stream();
+    /// while let Some(status) = sessions.try_next().await? {
+    ///     println!("{}", status.key);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn stream(
+        self,
+    ) -> impl Stream<Item = Result<SessionStatus, QueryError>> + Send + Unpin + 'static + use<> {
+        let pages = stream::try_unfold(self, |request| request.read_page().boxed());
+        pages.map_ok(|page| stream::iter(page.into_iter().map(Ok))).try_flatten()
+    }
+
+    /// Reads the next page. Returns it with what is left of the request. `None` if nothing is left.
+    async fn read_page(mut self) -> Result<Option<(Vec<SessionStatus>, Self)>, QueryError> {
+        if self.page.limit == 0 {
+            return Ok(None);
         }
-        Ok(found)
+        let asked = self.page.limit.min(LONGEST_PAGE);
+        let page = Page { limit: asked, ..self.page.clone() };
+        let found = self.supervisor.inner()?.queries.ask(|reply| Query::List(page, reply)).await?;
+        let got = u32::try_from(found.len()).unwrap_or(u32::MAX);
+        self.page.after = found.last().map(|status| status.key.clone()).or(self.page.after);
+        // After a page that is not full there is nothing.
+        self.page.limit = if got < asked { 0 } else { self.page.limit - asked };
+        Ok(Some((found, self)))
     }
 }
+
+/// How many sessions one statement reads, so that a long list does not keep a connection busy for long.
+const LONGEST_PAGE: u32 = 1_000;
 
 impl IntoFuture for ListBuilder {
     type Output = Result<Vec<SessionStatus>, QueryError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.read())
+        Box::pin(self.stream().try_collect())
     }
 }

@@ -4,7 +4,11 @@
 use std::pin::pin;
 
 use futures::future::{Either, select};
-use tenure::{StopAnswer, store::memory::Fault, testing::simulate};
+use tenure::{
+    Label, ListBuilder, NodeId, QueryError, RunId, RunPhase, StopAnswer,
+    store::{Acquire, LeaseConnection, memory::Fault},
+    testing::{Simulation, simulate},
+};
 use tokio::{task::spawn_local, time::Instant};
 
 use super::*;
@@ -29,6 +33,71 @@ fn a_long_list_or_sweep_delays_neither_a_stop_nor_readiness() {
             assert_eq!((listing.await.unwrap().unwrap().len(), sweeping.await.unwrap().unwrap()), (1, 0));
         }
         drop(run);
+    });
+}
+
+async fn many(sim: &Simulation, sessions: usize) {
+    let item = |n: usize| Acquire {
+        key: key(&format!("{n:05}")),
+        run_id: RunId::random(),
+        node: NodeId::random(),
+        label: Label::new("a test").unwrap(),
+        phase: RunPhase::default(),
+        ttl: TTL,
+        limit_per_account: None,
+    };
+    let items: Vec<_> = (0..sessions).map(item).collect();
+    sim.store.clone().acquire(&items).await.unwrap();
+}
+
+#[test]
+fn a_stream_of_sessions_reads_a_page_only_when_the_one_before_is_used_up() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        many(&sim, 2_500).await;
+        let mut sessions = supervisor.list().stream();
+        let mut seen = Vec::new();
+        for _ in 0..1_000 {
+            seen.push(sessions.next().await.unwrap().unwrap().key);
+        }
+        // No page has been read ahead.
+        sim.store.delete(&key("01000"));
+        sim.store.set_delay(seconds(1));
+        assert!(sessions.next().now_or_never().is_none(), "it asks now");
+        sim.store.set_delay(Duration::ZERO);
+        while let Some(status) = sessions.next().await {
+            seen.push(status.unwrap().key);
+        }
+        let all: Vec<_> = (0..2_500).filter(|n| *n != 1_000).map(|n| key(&format!("{n:05}"))).collect();
+        assert_eq!(seen, all, "in order, each once");
+        assert!(sessions.next().await.is_none() && sessions.next().await.is_none());
+
+        let after = key("00999");
+        let keys = async |list: ListBuilder| list.stream().map(|status| status.unwrap().key).collect().await;
+        let some: Vec<SessionKey> = keys(supervisor.list().after(&after).limit(1_200)).await;
+        assert_eq!(some, all[1_000..2_200]);
+        assert_eq!(supervisor.list().limit(1_200).await.unwrap().len(), 1_200);
+        assert_eq!(supervisor.list().limit(0).await.unwrap(), []);
+    });
+}
+
+#[test]
+fn a_stream_of_sessions_ends_with_the_error_that_it_met() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        many(&sim, 1_001).await;
+        let mut sessions = supervisor.list().stream();
+        for _ in 0..1_000 {
+            sessions.next().await.unwrap().unwrap();
+        }
+        sim.store.set_fault(Fault::Unreachable);
+        assert!(matches!(sessions.next().await, Some(Err(QueryError::Store(_)))));
+        sim.store.set_fault(Fault::None);
+        assert!(sessions.next().await.is_none() && sessions.next().await.is_none());
+        supervisor.shutdown(Duration::ZERO).await;
+        let mut sessions = supervisor.list().stream();
+        assert!(matches!(sessions.next().await, Some(Err(QueryError::Closed(_)))));
+        assert!(sessions.next().await.is_none());
     });
 }
 
