@@ -21,6 +21,7 @@ use futures::{
 
 use crate::{
     actor::{
+        means::{Preparation, is_prepared},
         query::{Queries, Query},
         registry::{Drain, Farewell, Registry, Shutdown, ShutdownReport},
         watching::Watching,
@@ -86,6 +87,7 @@ pub struct LeaseSupervisor {
 struct Inner {
     registry: Addr<Registry>,
     queries: Queries,
+    preparation: Preparation,
     watching: Watching,
     clock: SharedClock,
     events: EventSource,
@@ -273,7 +275,8 @@ impl LeaseSupervisor {
     }
 
     /// Whether a new run could start now: this supervisor is not draining or shutting down, and the database answers
-    /// and takes writes. For a readiness probe.
+    /// and takes writes. For a readiness probe. If it [started lazily](LeaseSupervisorBuilder::lazy), it has also found
+    /// that the database can be used.
     ///
     /// It asks the database, and waits for `ttl/5` at most (0.5 s to 5 s), connecting included. Behind another query
     /// that is under way it may wait as long again.
@@ -282,7 +285,8 @@ impl LeaseSupervisor {
     /// Dropping the future changes nothing.
     pub async fn is_ready(&self) -> bool {
         let Ok(inner) = self.inner() else { return false };
-        !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
+        let answers = !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok();
+        answers && is_prepared(&inner.preparation) && !self.is_draining()
     }
 
     /// Whether new runs are refused because [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.

@@ -12,7 +12,7 @@ use std::{
 use actix::Recipient;
 use futures::{
     FutureExt,
-    future::{Either, select, try_join_all},
+    future::{Either, select},
 };
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     actor::{
         lane::{Acquiring, LaneAddr, Releasing},
-        pool::Pool,
+        means::Means,
     },
     backoff::backoff,
     clock::BootInstant,
@@ -61,8 +61,7 @@ pub(crate) struct Acquired {
 pub(crate) struct Acquisition {
     pub(crate) item: Acquire,
     pub(crate) lane: LaneAddr<Acquiring>,
-    /// The pools of the connections that the request and its run need.
-    pub(crate) keepers: Vec<Pool>,
+    pub(crate) means: Means,
     pub(crate) timing: Timing,
     pub(crate) deadline: Instant,
     pub(crate) location: String,
@@ -117,7 +116,7 @@ impl Acquisition {
         }
         let mut alone = false;
         while !self.abandoned.is_cancelled() {
-            if let Err(error) = self.keepers().await {
+            if let Err(error) = self.means.ready().await {
                 if !error.is_transient() {
                     return AcquisitionEnd::Refused(error);
                 }
@@ -151,11 +150,6 @@ impl Acquisition {
             sleep(backoff(attempts.next(), self.timing.longest_backoff())).await;
         }
         self.unwanted()
-    }
-
-    /// Waits until the connections that will renew and release are open (invariant I11).
-    async fn keepers(&self) -> Result<(), StoreError> {
-        try_join_all(self.keepers.iter().map(Pool::ready)).await.map(drop)
     }
 
     fn locked(&self) -> &'static str {

@@ -25,7 +25,7 @@ use crate::{
     actor::{
         acquisition::{Orphan, compensate},
         lane::{Acquiring, LaneAddr},
-        pool::Pool,
+        means::Means,
         query::Queries,
         run::{Recheck, RunActor, RunFinished, RunLinks},
         starting::may_start,
@@ -70,8 +70,7 @@ pub(crate) struct Links {
     pub(crate) node: NodeId,
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
-    /// The pools of the connections that must be open before a session is granted.
-    pub(crate) keepers: Vec<Pool>,
+    pub(crate) means: Means,
     pub(crate) run: RunLinks,
     /// Cancelled when the registry has ended.
     pub(crate) over: CancellationToken,

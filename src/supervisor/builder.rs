@@ -42,6 +42,7 @@ pub struct LeaseSupervisorBuilder {
     connections: Connections,
     hints: bool,
     looking_only: bool,
+    lazy: bool,
     checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
@@ -67,6 +68,7 @@ impl LeaseSupervisorBuilder {
             connections: Connections::default(),
             hints: true,
             looking_only: false,
+            lazy: false,
             checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
@@ -199,7 +201,7 @@ impl LeaseSupervisorBuilder {
 
     /// How many connections there are, and which statements share them. Default: [`Connections::PerVerb`].
     ///
-    /// [`start`](Self::start) opens them. So does the first acquire after a minute without a session. A session is
+    /// [`start`](Self::start) opens them, unless it is [lazy](Self::lazy). So does the first acquire after a minute without a session. A session is
     /// granted only while the connections that will renew and release it are open.
     pub fn connections(mut self, connections: Connections) -> Self {
         self.connections = connections;
@@ -237,6 +239,25 @@ impl LeaseSupervisorBuilder {
     /// server that takes writes, and the right to write.
     pub fn looking_only(mut self) -> Self {
         self.looking_only = true;
+        self
+    }
+
+    /// Whether [`start`](Self::start) returns without the database, for a host that may boot during an outage. Default:
+    /// `false`.
+    ///
+    /// A lazy start returns at once. Only what needs no database can make it fail: settings, the URL, the limits of the
+    /// process. The supervisor then connects in the background for as long as it takes, with pauses of at most a second.
+    /// Until it has connected and all is checked that [`start`](Self::start) checks, nothing is granted:
+    ///
+    /// - If the database cannot be reached, or the line is too slow, an acquire waits for it as in an outage, and then
+    ///   fails with [`AcquireError::NotAcquired`](crate::AcquireError::NotAcquired) and the reason.
+    /// - What waiting does not mend, like [`StoreError::SchemaMissing`], is the answer at once, as
+    ///   [`AcquireError::Refused`](crate::AcquireError::Refused). Once it is mended, acquires are granted.
+    ///
+    /// [`is_ready`](LeaseSupervisor::is_ready) tells when runs can start. Everything else works as soon as the database
+    /// does.
+    pub fn lazy(mut self, lazy: bool) -> Self {
+        self.lazy = lazy;
         self
     }
 
@@ -343,6 +364,7 @@ impl LeaseSupervisorBuilder {
             listeners: self.listeners,
             hints: self.hints,
             looking_only: self.looking_only,
+            lazy: self.lazy,
         })
     }
 }

@@ -10,6 +10,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     actor::pool::{Pool, PoolPlan, Urgency},
+    backoff::backoff,
     config::Timing,
     error::StartError,
     store::{Bounds, SharedStore, StoreError, VerbKind},
@@ -45,7 +46,8 @@ pub enum Connections {
     Shared,
 }
 
-/// The pools of a supervisor. With [`Connections::Shared`] they are all the same pool.
+/// The pools of a supervisor. Clones share the connections. With [`Connections::Shared`] they are all the same pool.
+#[derive(Clone)]
 pub(super) struct Pools {
     pub(super) queries: Pool,
     pub(super) acquires: Pool,
@@ -183,6 +185,36 @@ impl Pools {
         Ok(())
     }
 
+    /// Opens the connections for as long as it takes. Each failure is told, and the success.
+    pub(super) async fn open_in_time(
+        self,
+        timing: Timing,
+        within: Duration,
+        outcome: watch::Sender<Option<Result<(), StoreError>>>,
+    ) {
+        let mut failures = 0_u32;
+        while let Err(error) = self.open(&timing, within).await {
+            match failures {
+                0 => tracing::warn!(%error, "started without the database; connecting in the background"),
+                _ => tracing::debug!(%error, "still without the database"),
+            }
+            failures = failures.saturating_add(1);
+            let error = match error {
+                StartError::Store(error) => error,
+                other => {
+                    let location = self.queries.location().to_owned();
+                    StoreError::Unavailable { location, detail: other.to_string() }
+                }
+            };
+            outcome.send_replace(Some(Err(error)));
+            sleep(backoff(failures, timing.longest_backoff()).max(SHORTEST_PAUSE)).await;
+        }
+        if failures > 0 {
+            tracing::info!("connected to the database");
+        }
+        outcome.send_replace(Some(Ok(())));
+    }
+
     /// The connections without which no session is granted.
     pub(super) fn keepers(&self) -> Vec<Pool> {
         vec![self.acquires.clone(), self.renewals.clone(), self.releases.clone()]
@@ -220,6 +252,9 @@ async fn opened(pool: &Pool, within: Duration) -> Result<(), StoreError> {
     }
     .unwrap_or_else(|_elapsed| Err(pool.late(within)))
 }
+
+/// The shortest pause between two attempts to get ready in the background.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// A refusal later than this comes from a server that was frozen. A healthy server refuses sooner.
 const STOOD_STILL: Duration = Duration::from_millis(500);

@@ -22,6 +22,7 @@ use crate::{
     actor::{
         hints::Hints,
         lane::{Lane, LaneSettings},
+        means::{Means, Preparation},
         pool::Pool,
         query::{Queries, QueryWorkers},
         registry::{Links, Registry, ShutdownReport, TICK},
@@ -55,6 +56,7 @@ pub(super) struct Plan {
     pub(super) listeners: Vec<Recipient<RunEvent>>,
     pub(super) hints: bool,
     pub(super) looking_only: bool,
+    pub(super) lazy: bool,
 }
 
 /// A supervisor that has started. Its actors already run; the caller has to run the watcher.
@@ -112,7 +114,7 @@ impl Plan {
         // A start that fails, or whose future is dropped, leaves nothing running.
         let unless_started = base.over.clone().drop_guard();
         let pools = self.pools(&base);
-        pools.open(&base.timing, base.connect_timeout).await?;
+        let preparation = self.prepare(&base, &pools).await?;
         // On the supervisor's own thread, because looking up the user may ask a slow directory on the network.
         let label = self.label.clone().unwrap_or_else(Label::user_at_host);
         base.tell(self.listeners.clone());
@@ -123,7 +125,8 @@ impl Plan {
             actix_rt::spawn(Pools::rest_when_idle(pools.keepers(), busy.clone(), base.over.clone()));
         }
         let report = Arc::<OnceLock<_>>::default();
-        let registry = base.registry(&pools, &queries, is_busy, &report, tick, unless_started);
+        let means = Means { keepers: pools.keepers(), preparation: preparation.clone() };
+        let registry = base.registry(&pools, means, &queries, is_busy, &report, tick, unless_started);
         if self.hints {
             base.hear_hints(registry.clone(), busy);
         }
@@ -131,6 +134,7 @@ impl Plan {
         let inner = Inner {
             registry,
             queries,
+            preparation,
             watching,
             clock,
             events: events.source(),
@@ -146,6 +150,20 @@ impl Plan {
             origin: Origin::here(),
         };
         Ok(Started { inner, watcher, over, goodbyes })
+    }
+
+    /// Opens the connections, or has them opened in the background.
+    async fn prepare(&self, base: &Base, pools: &Pools) -> Result<Preparation, StartError> {
+        let (outcome, preparation) = watch::channel(None);
+        if self.lazy {
+            let opening = pools.clone().open_in_time(base.timing, base.connect_timeout, outcome);
+            let over = base.over.clone();
+            actix_rt::spawn(async move { over.run_until_cancelled(opening).await });
+        } else {
+            pools.open(&base.timing, base.connect_timeout).await?;
+            outcome.send_replace(Some(Ok(())));
+        }
+        Ok(preparation)
     }
 
     fn pools(&self, base: &Base) -> Pools {
@@ -229,6 +247,7 @@ impl Base {
     fn registry(
         &self,
         pools: &Pools,
+        means: Means,
         queries: &Queries,
         is_busy: watch::Sender<bool>,
         report: &Arc<OnceLock<ShutdownReport>>,
@@ -253,7 +272,7 @@ impl Base {
                 node: self.node,
                 location: self.location.clone(),
                 acquires: Lane::start_with(acquiring),
-                keepers: pools.keepers(),
+                means,
                 run,
                 over: self.over.clone(),
                 goodbyes: self.goodbyes.clone(),

@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::future::BoxFuture;
 use tenure::{
-    AcquireError, Connections, SessionState,
+    AcquireError, Connections, LeaseSupervisorBuilder, SessionState,
     store::{
         Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release,
         ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
@@ -24,6 +24,7 @@ struct Door {
     store: MemoryStore,
     millis: Arc<AtomicU64>,
     is_shut: Arc<AtomicBool>,
+    has_schema: Arc<AtomicBool>,
     open: Arc<AtomicUsize>,
 }
 
@@ -35,7 +36,8 @@ struct Guest {
 impl Door {
     fn of(sim: &Simulation) -> Self {
         let (millis, is_shut, open) = Default::default();
-        Self { store: sim.store.clone(), millis, is_shut, open }
+        let has_schema = Arc::new(AtomicBool::new(true));
+        Self { store: sim.store.clone(), millis, is_shut, has_schema, open }
     }
 
     fn takes(&self, duration: Duration) {
@@ -51,9 +53,12 @@ impl Door {
     }
 
     async fn supervisor(&self, sim: &Simulation, connections: Connections) -> LeaseSupervisor {
+        self.builder(sim).connections(connections).start_here().await.unwrap()
+    }
+
+    fn builder(&self, sim: &Simulation) -> LeaseSupervisorBuilder {
         let builder = LeaseSupervisor::builder_on(Arc::new(self.clone())).clock(Arc::new(sim.clock.clone()));
-        let builder = builder.ttl(TTL).connections(connections).connect_timeout(seconds(20));
-        builder.start_here().await.unwrap()
+        builder.ttl(TTL).connect_timeout(seconds(20))
     }
 }
 
@@ -67,6 +72,10 @@ impl LeaseStore for Door {
             if door.is_shut.load(Ordering::Relaxed) {
                 let detail = "sorry, too many clients already".to_owned();
                 return Err(StoreError::Unavailable { location: "memory".to_owned(), detail });
+            }
+            if !door.has_schema.load(Ordering::Relaxed) {
+                let (location, detail) = ("memory".to_owned(), "there is none".to_owned());
+                return Err(StoreError::SchemaMissing { location, detail });
             }
             door.open.fetch_add(1, Ordering::Relaxed);
             Ok(Box::new(Guest { inside: Box::new(door.store), open: door.open }) as Box<dyn LeaseConnection>)
@@ -250,5 +259,67 @@ fn one_connection_carries_a_run_while_nothing_is_wrong_and_a_second_comes_when_i
         sim.sleep(seconds(60)).await;
         assert_eq!(door.open(), 1, "what was spare is closed");
         assert!(run.release().await.released);
+    });
+}
+
+#[test]
+fn a_host_that_boots_in_an_outage_gets_runs_once_it_is_over() {
+    simulate(async |sim| {
+        let door = Door::of(&sim);
+        door.shut(true);
+        let supervisor = door.builder(&sim).lazy(true).start_here().await.unwrap();
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::NotAcquired(_)), "{error:?}");
+        assert!(error.to_string().contains("too many clients"), "{error}");
+        assert!(!supervisor.is_ready().await && supervisor.inspect(&key("chat")).await.is_err());
+
+        let asking = tokio::task::spawn_local(supervisor.acquire(&key("chat")).into_future());
+        sim.sleep(seconds(1)).await;
+        door.shut(false);
+        let run = asking.await.unwrap().expect("it waits for the database, as in any outage");
+        assert!(supervisor.is_ready().await);
+        door.shut(true);
+        sim.sleep(10 * TTL).await;
+        assert!(run.is_held() && run.release().await.released, "its connections were there before it");
+    });
+}
+
+/// I11.
+#[test]
+fn a_lazy_start_grants_nothing_before_all_is_checked() {
+    simulate(async |sim| {
+        let door = Door::of(&sim);
+        door.has_schema.store(false, Ordering::Relaxed);
+        let supervisor = door.builder(&sim).lazy(true).start_here().await.unwrap();
+        let asked = tokio::time::Instant::now();
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::Refused(StoreError::SchemaMissing { .. })), "{error:?}");
+        assert!(error.is_certain() && asked.elapsed() < seconds(1), "{:?}", asked.elapsed());
+
+        // The schema is there now, but a round trip takes longer than a renewal may.
+        sim.store.set_delay(seconds(4));
+        door.has_schema.store(true, Ordering::Relaxed);
+        sim.sleep(seconds(30)).await;
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::NotAcquired(_)), "{error:?}");
+        assert!(error.to_string().contains("a round trip"), "{error}");
+        assert!(!supervisor.is_ready().await);
+        assert_eq!(sim.store.statements().acquires, 0, "not even asked");
+
+        sim.store.set_delay(Duration::ZERO);
+        sim.sleep(seconds(5)).await;
+        assert!(supervisor.is_ready().await && held(&supervisor, "chat").await.is_held());
+    });
+}
+
+#[test]
+fn a_lazy_supervisor_that_never_connects_can_be_shut_down() {
+    simulate(async |sim| {
+        sim.store.set_fault(Fault::Swallowed);
+        let supervisor = sim.supervisor().lazy(true).start_here().await.unwrap();
+        let asking = tokio::task::spawn_local(supervisor.acquire(&key("chat")).into_future());
+        sim.sleep(seconds(1)).await;
+        assert_eq!(supervisor.shutdown(Duration::ZERO).await, tenure::ShutdownReport::default());
+        assert!(asking.await.unwrap().unwrap_err().is_certain());
     });
 }

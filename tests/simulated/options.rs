@@ -1,7 +1,5 @@
 //! Options of one request, and of all requests of a supervisor.
 
-use std::future::IntoFuture;
-
 use tenure::{AcquireError, ConfigError, EndReason, Limit, store::memory::Fault, testing::simulate};
 
 use super::*;

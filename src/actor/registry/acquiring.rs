@@ -151,7 +151,7 @@ impl Registry {
                 limit_per_account: first.limit_per_account,
             },
             lane: self.links.acquires.clone(),
-            keepers: self.links.keepers.clone(),
+            means: self.links.means.clone(),
             timing: first.timing,
             deadline: Instant::now() + first.until.saturating_since(self.links.run.clock.now()),
             location: self.links.location.clone(),
