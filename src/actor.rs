@@ -22,7 +22,7 @@
 //! - [`means`] tells whether a run would have what it needs. Nothing is granted before (invariant I11).
 //! - [`query`] reads, sweeps, and asks runs to stop. No run depends on it.
 //! - [`hints`] listens for requests to stop, and has the registry read them. [`watching`] polls sessions for watchers.
-//!   No run depends on either.
+//!   No run depends on either, nor on [`sweeping`], which removes old rows now and then.
 //!
 //! A panic kills one actor. When a run actor ends, in whatever way, its drop cancels the run's token and tells the
 //! registry. It is never restarted. When the registry ends, it cancels the root of all tokens, and with it every run.
@@ -37,4 +37,5 @@ pub(crate) mod query;
 pub(crate) mod registry;
 pub(crate) mod run;
 mod starting;
+pub(crate) mod sweeping;
 pub(crate) mod watching;

@@ -24,6 +24,7 @@ use crate::{
         means::{Preparation, is_prepared},
         query::{Queries, Query},
         registry::{Drain, Farewell, Registry, Shutdown, ShutdownReport},
+        sweeping::SWEEP_BATCH,
         watching::Watching,
     },
     clock::SharedClock,
@@ -236,6 +237,9 @@ impl LeaseSupervisor {
     /// Removes the rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)), and returns how
     /// many it removed. Rows that are left only take room: an expired row grants nothing.
     ///
+    /// The supervisor does this by itself about once an hour, unless
+    /// [`sweeping`](LeaseSupervisorBuilder::sweeping) is off.
+    ///
     /// # Errors
     /// [`QueryError`] when the database does not answer. Some rows may have been removed.
     ///
@@ -377,6 +381,3 @@ impl Drop for Inner {
 
 /// How long the drop of the last handle waits for releases under way.
 const LONGEST_FAREWELL: Duration = Duration::from_millis(500);
-
-/// Rows removed by one statement of a sweep.
-const SWEEP_BATCH: u32 = 1_000;

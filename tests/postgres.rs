@@ -271,6 +271,22 @@ async fn a_limit_holds_among_fifty_that_ask_at_once(parameters: &str) {
     assert!(granted > 50, "{granted} were granted");
 }
 
+#[tokio::test]
+async fn of_those_that_sweep_in_turn_one_does_so_at_a_time() {
+    let backend = start().await;
+    let mut client = connect(&backend).await;
+    client.granted(acquire(&key("s"), RunId::random())).await;
+    backend.set_remaining(&key("s"), -3_600_001).await;
+    let mut admin = backend.admin().await;
+    admin
+        .execute("SELECT pg_advisory_lock(hashtextextended('tenure.session_lease sweep', 0))")
+        .await
+        .expect("it is free");
+    assert_eq!(client.raw().sweep_in_turn(10).await, Ok(0));
+    admin.execute("SELECT pg_advisory_unlock_all()").await.expect("it is its own");
+    assert_eq!(client.raw().sweep_in_turn(10).await, Ok(1));
+}
+
 /// Batches overlap in all orders, and every verb locks in the order of the keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_in_any_order_never_deadlock() {

@@ -143,6 +143,11 @@ impl MemoryStore {
         }
     }
 
+    /// From now on, the database rejects every sweep, or accepts them again.
+    pub fn set_sweeps_rejected(&self, rejected: bool) {
+        self.lock_state().sweeps_rejected = rejected;
+    }
+
     /// Steps the database's clock forward.
     pub fn step_clock_forward(&self, by: Duration) {
         self.lock_state().step_micros += micros(by);
@@ -402,11 +407,16 @@ impl LeaseConnection for MemoryStore {
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         self.execute(move |state, now| {
+            if state.sweeps_rejected {
+                let (location, detail) = ("memory".to_owned(), "sweeps are rejected".to_owned());
+                return Err(StoreError::Rejected { location, detail });
+            }
             let old = |row: &Row| row.expires_at <= now - micros(SWEEP_AFTER);
             let rows = state.rows.iter().filter(|(key, row)| old(row) && !state.locked.contains(key));
             let swept: Vec<_> = rows.map(|(key, _)| key.clone()).take(limit as usize).collect();
-            swept.iter().filter_map(|key| state.rows.remove(key)).count() as u64
+            Ok(swept.iter().filter_map(|key| state.rows.remove(key)).count() as u64)
         })
+        .map(Result::flatten)
         .boxed()
     }
 

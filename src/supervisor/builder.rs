@@ -43,6 +43,7 @@ pub struct LeaseSupervisorBuilder {
     hints: bool,
     looking_only: bool,
     lazy: bool,
+    sweeping: bool,
     checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
@@ -69,6 +70,7 @@ impl LeaseSupervisorBuilder {
             hints: true,
             looking_only: false,
             lazy: false,
+            sweeping: true,
             checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
@@ -242,6 +244,21 @@ impl LeaseSupervisorBuilder {
         self
     }
 
+    /// Whether the supervisor removes the rows of long expired leases by itself, like
+    /// [`sweep`](LeaseSupervisor::sweep). Default: `true`. A supervisor that only looks never does it.
+    ///
+    /// Each supervisor sweeps about once an hour, at random times, the first time within its first hour. A statement
+    /// reads the table and removes 1,000 rows at most, and a second passes before the next one. On PostgreSQL no two
+    /// supervisors sweep in the same moment. A sweep goes through the connection for queries, so no renewal waits for
+    /// it. If it fails, that is logged once, and it is tried again an hour later.
+    ///
+    /// Turn it off where something else calls [`sweep`](LeaseSupervisor::sweep) or `tenure sweep`, or where hundreds of
+    /// supervisors share one table with very many rows.
+    pub fn sweeping(mut self, sweeping: bool) -> Self {
+        self.sweeping = sweeping;
+        self
+    }
+
     /// Whether [`start`](Self::start) returns without the database, for a host that may boot during an outage. Default:
     /// `false`.
     ///
@@ -365,6 +382,7 @@ impl LeaseSupervisorBuilder {
             hints: self.hints,
             looking_only: self.looking_only,
             lazy: self.lazy,
+            sweeping: self.sweeping && !self.looking_only,
         })
     }
 }

@@ -27,6 +27,7 @@ use crate::{
         query::{Queries, QueryWorkers},
         registry::{Links, Registry, ShutdownReport, TICK},
         run::RunLinks,
+        sweeping::sweep_now_and_then,
         watching::{Watcher, Watching},
     },
     clock::SharedClock,
@@ -57,6 +58,7 @@ pub(super) struct Plan {
     pub(super) hints: bool,
     pub(super) looking_only: bool,
     pub(super) lazy: bool,
+    pub(super) sweeping: bool,
 }
 
 /// A supervisor that has started. Its actors already run; the caller has to run the watcher.
@@ -119,6 +121,10 @@ impl Plan {
         let label = self.label.clone().unwrap_or_else(Label::user_at_host);
         base.tell(self.listeners.clone());
         let queries = base.answer_queries(&pools);
+        if self.sweeping {
+            let (sweeping, over) = (sweep_now_and_then(queries.clone()), base.over.clone());
+            actix_rt::spawn(async move { over.run_until_cancelled(sweeping).await });
+        }
         let (watching, watcher) = self.watch(&base);
         let (is_busy, busy) = watch::channel(false);
         if self.connections == Connections::PerVerb {

@@ -101,6 +101,57 @@ fn a_stream_of_sessions_ends_with_the_error_that_it_met() {
     });
 }
 
+async fn long_expired(sim: &Simulation, sessions: usize) {
+    many(sim, sessions).await;
+    for n in 0..sessions {
+        sim.store.set_remaining_millis(&key(&format!("{n:05}")), -3_600_000);
+    }
+}
+
+#[test]
+fn a_supervisor_removes_what_expired_long_ago_by_itself() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        for _ in 0..2 {
+            long_expired(&sim, 2_500).await;
+            sim.sleep(seconds(5_410)).await;
+            assert_eq!(sim.store.len(), 1, "within an hour and a half, and the time of three statements");
+        }
+        assert!(run.is_held());
+    });
+}
+
+#[test]
+fn sweeping_can_be_turned_off_and_supervisors_that_look_do_not_sweep() {
+    simulate(async |sim| {
+        let _off = sim.supervisor().sweeping(false).start_here().await.unwrap();
+        let _looking = sim.supervisor().looking_only().start_here().await.unwrap();
+        long_expired(&sim, 3).await;
+        sim.sleep(seconds(4 * 3_600)).await;
+        assert_eq!(sim.store.len(), 3);
+    });
+}
+
+/// I10, I12: it is said once, and costs no run anything.
+#[test]
+fn a_sweep_that_fails_is_logged_once_and_disturbs_nothing() {
+    simulate(async |sim| {
+        let log = Log::default();
+        let _listening = log.listen();
+        let supervisor = supervisor(&sim).await;
+        let run = held(&supervisor, "chat").await;
+        long_expired(&sim, 1).await;
+        sim.store.set_sweeps_rejected(true);
+        sim.sleep(seconds(4 * 3_600)).await;
+        assert!(run.is_held() && supervisor.is_ready().await);
+        assert_eq!(log.lines("could not remove").len(), 1);
+        sim.store.set_sweeps_rejected(false);
+        sim.sleep(seconds(2 * 3_600)).await;
+        assert_eq!(sim.store.len(), 1);
+    });
+}
+
 /// As behind a router that has forgotten the connection: nothing comes back, not even an error.
 #[test]
 fn a_question_on_a_connection_that_died_in_silence_is_asked_once_more_in_time() {

@@ -28,6 +28,7 @@ pub(super) struct State {
     pub(super) failing_renewals: u32,
     pub(super) locked: HashSet<SessionKey>,
     pub(super) rejected: HashSet<SessionKey>,
+    pub(super) sweeps_rejected: bool,
     pub(super) frozen: Vec<FrozenStatement>,
     pub(super) statements: Statements,
     pub(super) listeners: Vec<(NodeId, mpsc::UnboundedSender<RunId>)>,
