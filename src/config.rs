@@ -17,7 +17,7 @@ pub(crate) struct Settings {
 }
 
 /// The checked durations of one supervisor. A run has others only if its request gave it another
-/// [`ttl`](crate::AcquireBuilder::ttl) or [`stop_grace`](crate::AcquireBuilder::stop_grace).
+/// [`ttl`](crate::request::AcquireBuilder::ttl) or [`stop_grace`](crate::request::AcquireBuilder::stop_grace).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -253,6 +253,7 @@ fn whole_millis(duration: Duration) -> Duration {
 pub enum ConfigError {
     /// One setting is out of its bounds.
     #[error("{setting} is {value:?} but must be between {bounds} (here {least:?} to {greatest:?})")]
+    #[non_exhaustive]
     OutOfBounds {
         /// Which setting.
         setting: &'static str,
@@ -283,6 +284,7 @@ pub enum ConfigError {
          1.1·renew_interval + 3·renew_timeout + two pauses is {needed:?}, but trust lasts ttl − safety_margin = \
          {trusted:?}; shorten one of them or lengthen the ttl"
     )]
+    #[non_exhaustive]
     TooFewAttempts {
         /// The setting.
         renew_interval: Duration,

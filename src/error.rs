@@ -22,7 +22,7 @@ pub enum AcquireError {
     #[error("{0}")]
     Busy(Box<Busy>),
     /// The account has as many runs as the request allows
-    /// ([`limit_per_account`](crate::AcquireBuilder::limit_per_account)). Certain: nothing was acquired. Nobody held
+    /// ([`limit_per_account`](crate::request::AcquireBuilder::limit_per_account)). Certain: nothing was acquired. Nobody held
     /// the session itself.
     #[error("the account {account} has {running} runs, and may have {limit}")]
     #[non_exhaustive]
@@ -149,6 +149,7 @@ pub enum StartError {
          needs {needed:?}; {}",
         longer(*needed)
     )]
+    #[non_exhaustive]
     SlowLine {
         /// Which database.
         location: String,
@@ -224,6 +225,7 @@ impl From<QueryError> for StopError {
 /// has changed in that process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the supervisor has ended, or lives in the process that this one was forked from; start another one")]
+#[non_exhaustive]
 pub struct Closed;
 
 /// Work in a scope did not complete under a held lease.

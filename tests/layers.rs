@@ -8,14 +8,14 @@ use std::{
 
 /// The modules of the crate, highest first. A module may use those of its own line and of the lines below it.
 const LAYERS: &[&[&str]] = &[
-    &["testing"],
+    &["testing", "web"],
     &["supervisor"],
     &["actor"],
     &["run"],
     &["fence_gate", "lease", "pin"],
     &["apart", "diagnosis", "error", "event", "host"],
     &["store"],
-    &["caller", "config", "end", "process", "watch"],
+    &["caller", "config", "end", "process", "trace", "watch"],
     &["session"],
     &["backoff", "clock", "limits", "origin", "pulse", "text"],
 ];

@@ -28,6 +28,8 @@ use crate::{
     run::Shared,
     session::{Holder, RunId, SessionKey},
     store::{Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, StoreError},
+    text::printable,
+    trace,
 };
 
 /// The outcome of an acquisition.
@@ -227,7 +229,13 @@ pub(crate) async fn compensate(
         let last = given_up.is_cancelled();
         let outcome = lane.ask(Release { key: key.clone(), run_id }, alone).await.outcome;
         if let Ok(ReleaseOutcome::Released) = outcome {
-            tracing::debug!(%key, %run_id, "released what an acquire of unknown outcome had taken");
+            tracing::debug!(
+                target: trace::ACQUIRE,
+                account = &*printable(key.account()),
+                session = &*printable(key.session()),
+                %run_id,
+                "released what an acquire of unknown outcome had taken"
+            );
             rows -= 1;
             continue;
         }

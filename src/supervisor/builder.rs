@@ -86,7 +86,7 @@ impl LeaseSupervisorBuilder {
     }
 
     /// How long a lease is granted for: 1 s to 24 h. Default: 30 s. A request can ask for
-    /// [more](crate::AcquireBuilder::ttl).
+    /// [more](crate::request::AcquireBuilder::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = Some(ttl);
         self
@@ -131,21 +131,21 @@ impl LeaseSupervisorBuilder {
     }
 
     /// Tells each run to stop this long after its grant, unless its request gives a
-    /// [`max_duration`](crate::AcquireBuilder::max_duration) of its own. No limit by default.
+    /// [`max_duration`](crate::request::AcquireBuilder::max_duration) of its own. No limit by default.
     pub fn max_duration(mut self, duration: Duration) -> Self {
         self.limits.push(Limit::MaxDuration(duration));
         self
     }
 
     /// Tells each run to stop when its work has been silent for this long, unless its request gives a
-    /// [`max_silence`](crate::AcquireBuilder::max_silence) of its own. No limit by default.
+    /// [`max_silence`](crate::request::AcquireBuilder::max_silence) of its own. No limit by default.
     pub fn max_silence(mut self, duration: Duration) -> Self {
         self.limits.push(Limit::MaxSilence(duration));
         self
     }
 
     /// The most runs of one account, for requests that give no
-    /// [`limit_per_account`](crate::AcquireBuilder::limit_per_account) of their own. No limit by default.
+    /// [`limit_per_account`](crate::request::AcquireBuilder::limit_per_account) of their own. No limit by default.
     ///
     /// It is judged where the session is granted, so it holds across all processes that set it. A refusal is
     /// [`AcquireError::AccountLimit`](crate::AcquireError::AccountLimit).

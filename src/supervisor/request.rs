@@ -10,6 +10,7 @@ use futures::{
     stream::{self, Stream},
 };
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use super::LeaseSupervisor;
 use crate::{
@@ -18,8 +19,10 @@ use crate::{
     error::{AcquireError, Closed, QueryError},
     event::RunEvent,
     run::Run,
-    session::{Label, RunPhase, SessionKey, SessionStatus},
+    session::{Holder, Label, RunPhase, SessionKey, SessionStatus},
     store::Page,
+    text::printable,
+    trace,
 };
 
 /// A request for a session. Await it to send it.
@@ -120,7 +123,7 @@ impl AcquireBuilder {
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
-        let (key, events) = (self.key, self.events);
+        let (key, events) = (self.key.clone(), self.events);
         let limits = overridden(&inner.limits, self.limits);
         inner.registry.do_send(AcquireSession {
             key,
@@ -132,11 +135,42 @@ impl AcquireBuilder {
             events,
             until: inner.clock.now() + timing.acquire_timeout(),
             abandoned,
+            origin: trace::Origin::here(),
             reply,
         });
         let answer = answer.await.unwrap_or(Err(AcquireError::Closed(Closed)));
         waiting.disarm();
-        answer
+        // Here and not where it was refused, so that the event is in the span of the code that has asked.
+        answer.inspect_err(|error| log_refusal(&self.key, error))
+    }
+}
+
+fn log_refusal(key: &SessionKey, error: &AcquireError) {
+    let (account, session) = (&*printable(key.account()), &*printable(key.session()));
+    match error.busy() {
+        Some(busy) => {
+            let Holder { label, run_id, expires_in, .. } = busy.holder();
+            debug!(
+                name: "refused",
+                target: trace::ACQUIRE,
+                account,
+                session,
+                holder = %label,
+                holder_run_id = %run_id,
+                expires_in_ms = trace::millis(*expires_in),
+                "refused: another run holds the session"
+            );
+        }
+        None => {
+            debug!(
+                name: "not_acquired",
+                target: trace::ACQUIRE,
+                account,
+                session,
+                cause = %error,
+                "not acquired"
+            )
+        }
     }
 }
 

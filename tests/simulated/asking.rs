@@ -5,7 +5,8 @@ use std::pin::pin;
 
 use futures::future::{Either, select};
 use tenure::{
-    Label, ListBuilder, NodeId, QueryError, RunId, RunPhase, StopAnswer,
+    Label, NodeId, QueryError, RunId, RunPhase, StopAnswer,
+    request::ListBuilder,
     store::{Acquire, LeaseConnection, memory::Fault},
     testing::{Simulation, simulate},
 };

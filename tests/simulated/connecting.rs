@@ -13,7 +13,7 @@ use tenure::{
         ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
         memory::{Fault, MemoryStore},
     },
-    testing::{Simulation, simulate},
+    testing::{Simulation, simulate, unavailable},
 };
 
 use super::*;
@@ -24,7 +24,7 @@ struct Door {
     store: MemoryStore,
     millis: Arc<AtomicU64>,
     is_shut: Arc<AtomicBool>,
-    has_schema: Arc<AtomicBool>,
+    is_usable: Arc<AtomicBool>,
     open: Arc<AtomicUsize>,
 }
 
@@ -36,8 +36,8 @@ struct Guest {
 impl Door {
     fn of(sim: &Simulation) -> Self {
         let (millis, is_shut, open) = Default::default();
-        let has_schema = Arc::new(AtomicBool::new(true));
-        Self { store: sim.store.clone(), millis, is_shut, has_schema, open }
+        let is_usable = Arc::new(AtomicBool::new(true));
+        Self { store: sim.store.clone(), millis, is_shut, is_usable, open }
     }
 
     fn takes(&self, duration: Duration) {
@@ -62,6 +62,11 @@ impl Door {
     }
 }
 
+/// What waiting does not mend.
+fn unusable() -> StoreError {
+    tenure::store::open("nonsense:").unwrap_err()
+}
+
 impl tenure::store::sealed::Sealed for Door {}
 
 impl LeaseStore for Door {
@@ -71,11 +76,10 @@ impl LeaseStore for Door {
             tokio::time::sleep(millis(door.millis.load(Ordering::Relaxed))).await;
             if door.is_shut.load(Ordering::Relaxed) {
                 let detail = "sorry, too many clients already".to_owned();
-                return Err(StoreError::Unavailable { location: "memory".to_owned(), detail });
+                return Err(unavailable(detail));
             }
-            if !door.has_schema.load(Ordering::Relaxed) {
-                let (location, detail) = ("memory".to_owned(), "there is none".to_owned());
-                return Err(StoreError::SchemaMissing { location, detail });
+            if !door.is_usable.load(Ordering::Relaxed) {
+                return Err(unusable());
             }
             door.open.fetch_add(1, Ordering::Relaxed);
             Ok(Box::new(Guest { inside: Box::new(door.store), open: door.open }) as Box<dyn LeaseConnection>)
@@ -289,16 +293,16 @@ fn a_host_that_boots_in_an_outage_gets_runs_once_it_is_over() {
 fn a_lazy_start_grants_nothing_before_all_is_checked() {
     simulate(async |sim| {
         let door = Door::of(&sim);
-        door.has_schema.store(false, Ordering::Relaxed);
+        door.is_usable.store(false, Ordering::Relaxed);
         let supervisor = door.builder(&sim).lazy(true).start_here().await.unwrap();
         let asked = tokio::time::Instant::now();
         let error = supervisor.acquire(&key("chat")).await.unwrap_err();
-        assert!(matches!(error, AcquireError::Refused(StoreError::SchemaMissing { .. })), "{error:?}");
+        assert!(matches!(&error, AcquireError::Refused(cause) if *cause == unusable()), "{error:?}");
         assert!(error.is_certain() && asked.elapsed() < seconds(1), "{:?}", asked.elapsed());
 
-        // The schema is there now, but a round trip takes longer than a renewal may.
+        // The database can be used now, but a round trip takes longer than a renewal may.
         sim.store.set_delay(seconds(4));
-        door.has_schema.store(true, Ordering::Relaxed);
+        door.is_usable.store(true, Ordering::Relaxed);
         sim.sleep(seconds(30)).await;
         let error = supervisor.acquire(&key("chat")).await.unwrap_err();
         assert!(matches!(error, AcquireError::NotAcquired(_)), "{error:?}");

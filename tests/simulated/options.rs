@@ -5,7 +5,7 @@ use tenure::{AcquireError, ConfigError, EndReason, Limit, store::memory::Fault, 
 use super::*;
 
 /// The account's runs, or the limit that refused one more.
-async fn refused(request: tenure::AcquireBuilder) -> (u32, u32) {
+async fn refused(request: tenure::request::AcquireBuilder) -> (u32, u32) {
     let error = request.await.unwrap_err();
     assert!(error.is_certain() && error.is_transient() && error.busy().is_none(), "{error:?}");
     assert_eq!(error.retry_after(), Some(seconds(1)));
@@ -133,14 +133,14 @@ fn a_request_overrides_the_limits_of_its_supervisor() {
         let supervisor = builder.start_here().await.unwrap();
         let (long, silent) = (Limit::MaxDuration(seconds(100)), Limit::MaxSilence(seconds(60)));
         let run = held(&supervisor, "both").await;
-        assert_eq!(run.cancelled().await, EndReason::TimedOut { limit: silent });
+        assert_eq!(run.cancelled().await, EndReason::timed_out(silent));
         let run = supervisor.acquire(&key("loud")).max_silence(seconds(500)).await.unwrap();
-        assert_eq!(run.cancelled().await, EndReason::TimedOut { limit: long });
+        assert_eq!(run.cancelled().await, EndReason::timed_out(long));
         let run = supervisor.acquire(&key("long")).max_duration(seconds(500)).await.unwrap();
         sim.sleep(seconds(59)).await;
         run.beat();
         sim.sleep(seconds(50)).await;
         assert!(run.is_held(), "after 109 s");
-        assert_eq!(run.cancelled().await, EndReason::TimedOut { limit: silent });
+        assert_eq!(run.cancelled().await, EndReason::timed_out(silent));
     });
 }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tenure::{Holder, SessionKey, SessionState, SessionStatus, Standby, printable, printable_name};
+use tenure::{
+    Holder, SessionKey, SessionState, SessionStatus, Standby,
+    text::{printable, printable_name},
+};
 
 use crate::exit::{Failure, UNAVAILABLE};
 

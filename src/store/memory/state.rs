@@ -104,7 +104,7 @@ impl State {
             }
         };
         AcquireOutcome::Granted(Grant {
-            fence: FencingToken::from(row.fence),
+            fence: FencingToken::at_least(row.fence),
             remaining: between(now, row.expires_at),
             acquired_at_micros: row.acquired_at,
             expires_at_micros: row.expires_at,
@@ -173,7 +173,7 @@ impl Row {
             run_id: self.run_id,
             node: self.node,
             label: self.label.clone(),
-            fence: FencingToken::from(self.fence),
+            fence: FencingToken::at_least(self.fence),
             stage: self.stage,
             phase: self.phase.clone(),
             since: instant(self.acquired_at),

@@ -9,14 +9,14 @@ use std::{
 use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::failure::Failure;
-use crate::session::{Holder, Label, RunPhase, StopRequest};
+use crate::session::{FencingToken, Holder, Label, RunPhase, StopRequest};
 
 pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
     Ok(Holder {
         run_id: parsed(row, "run_id")?,
         node: parsed(row, "node")?,
         label: Label::new(row.try_get::<&str, _>("holder")?).map_err(|error| unreadable("holder", error))?,
-        fence: row.try_get::<i64, _>("fence")?.into(),
+        fence: fence(row)?,
         stage: parsed(row, "stage")?,
         phase: RunPhase::new(row.try_get::<&str, _>("phase")?).map_err(|error| unreadable("phase", error))?,
         since: instant(row, "acquired_at")?,
@@ -24,6 +24,10 @@ pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
         expires_in: remaining(row)?,
         stop: stop(row)?,
     })
+}
+
+pub(super) fn fence(row: &SqliteRow) -> Result<FencingToken, Failure> {
+    FencingToken::new(row.try_get("fence")?).map_err(|error| unreadable("fence", error))
 }
 
 pub(super) fn stop(row: &SqliteRow) -> Result<Option<StopRequest>, Failure> {
