@@ -127,8 +127,9 @@ impl Plan {
         }
         let (watching, watcher) = self.watch(&base);
         let (is_busy, busy) = watch::channel(false);
-        if self.connections == Connections::PerVerb {
-            actix_rt::spawn(Pools::rest_when_idle(pools.keepers(), busy.clone(), base.over.clone()));
+        let of_sessions = pools.of_sessions(self.connections);
+        if !of_sessions.is_empty() {
+            actix_rt::spawn(Pools::rest_when_idle(of_sessions, busy.clone(), base.over.clone()));
         }
         let report = Arc::<OnceLock<_>>::default();
         let means = Means { keepers: pools.keepers(), preparation: preparation.clone() };

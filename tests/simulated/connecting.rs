@@ -150,7 +150,7 @@ impl LeaseConnection for Guest {
     }
 }
 
-const MODES: [Connections; 2] = [Connections::PerVerb, Connections::Shared];
+const MODES: [Connections; 3] = [Connections::PerVerb, Connections::RenewalsApart, Connections::Shared];
 
 #[test]
 fn i11_connecting_may_take_longer_than_a_renewal_and_costs_no_run() {
@@ -325,5 +325,34 @@ fn a_lazy_supervisor_that_never_connects_can_be_shut_down() {
         sim.sleep(seconds(1)).await;
         assert_eq!(supervisor.shutdown(Duration::ZERO).await, tenure::ShutdownReport::default());
         assert!(asking.await.unwrap().unwrap_err().is_certain());
+    });
+}
+
+/// I10.
+#[test]
+fn two_connections_are_enough_for_renewals_that_wait_for_nothing_else() {
+    simulate(async |sim| {
+        let door = Door::of(&sim);
+        let supervisor = door.supervisor(&sim, Connections::RenewalsApart).await;
+        let run = held(&supervisor, "chat").await;
+        assert_eq!(door.open(), 2);
+        // Another connection cannot be had, and the one for everything else hangs.
+        door.shut(true);
+        sim.store.set_fault(Fault::Swallowed);
+        let hanging = tokio::task::spawn_local(supervisor.acquire(&key("other")).into_future());
+        sim.sleep(millis(10)).await;
+        sim.store.set_fault(Fault::None);
+        let mut events = supervisor.events();
+        let renewals = sim.store.statements().renewals;
+        sim.sleep(seconds(5)).await;
+        assert!(!hanging.is_finished());
+        sim.sleep(seconds(30)).await;
+        assert!(run.is_held() && sim.store.statements().renewals >= renewals + 3);
+        assert!(!names(&mut events).contains(&"at risk"));
+        door.shut(false);
+        sim.sleep(seconds(5)).await;
+        assert!(run.release().await.released);
+        sim.sleep(seconds(120)).await;
+        assert_eq!(door.open(), 1, "one is enough for who has no session");
     });
 }
