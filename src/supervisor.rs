@@ -21,12 +21,15 @@ use futures::{
 
 use crate::{
     actor::{
+        means::{Preparation, is_prepared},
         query::{Queries, Query},
         registry::{Drain, Farewell, Registry, Shutdown, ShutdownReport},
+        sweeping::SWEEP_BATCH,
         watching::Watching,
     },
     clock::SharedClock,
     config::Timing,
+    end::Limit,
     error::{Closed, QueryError},
     event::{EventSource, RunEvent},
     origin::Origin,
@@ -85,10 +88,13 @@ pub struct LeaseSupervisor {
 struct Inner {
     registry: Addr<Registry>,
     queries: Queries,
+    preparation: Preparation,
     watching: Watching,
     clock: SharedClock,
     events: EventSource,
     timing: Timing,
+    limits: Vec<Limit>,
+    limit_per_account: Option<u32>,
     label: Label,
     node: NodeId,
     location: String,
@@ -131,8 +137,10 @@ impl LeaseSupervisor {
             key: key.clone(),
             holder: None,
             phase: None,
+            ttl: None,
             stop_grace: None,
             limits: Vec::new(),
+            limit_per_account: None,
             events: None,
         }
     }
@@ -213,7 +221,8 @@ impl LeaseSupervisor {
         stream::iter(self.inner().ok().map(|inner| inner.watching.observe(key))).flatten()
     }
 
-    /// Reads the state of many sessions, in key order. The request is sent when it is awaited.
+    /// Reads the state of many sessions, in key order. The request is sent when it is awaited, and returns all sessions
+    /// together. [`stream`](ListBuilder::stream) returns one after the other.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer.
@@ -227,6 +236,9 @@ impl LeaseSupervisor {
 
     /// Removes the rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)), and returns how
     /// many it removed. Rows that are left only take room: an expired row grants nothing.
+    ///
+    /// The supervisor does this by itself about once an hour, unless
+    /// [`sweeping`](LeaseSupervisorBuilder::sweeping) is off.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer. Some rows may have been removed.
@@ -267,7 +279,8 @@ impl LeaseSupervisor {
     }
 
     /// Whether a new run could start now: this supervisor is not draining or shutting down, and the database answers
-    /// and takes writes. For a readiness probe.
+    /// and takes writes. For a readiness probe. If it [started lazily](LeaseSupervisorBuilder::lazy), it has also found
+    /// that the database can be used.
     ///
     /// It asks the database, and waits for `ttl/5` at most (0.5 s to 5 s), connecting included. Behind another query
     /// that is under way it may wait as long again.
@@ -276,7 +289,8 @@ impl LeaseSupervisor {
     /// Dropping the future changes nothing.
     pub async fn is_ready(&self) -> bool {
         let Ok(inner) = self.inner() else { return false };
-        !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
+        let answers = !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok();
+        answers && is_prepared(&inner.preparation) && !self.is_draining()
     }
 
     /// Whether new runs are refused because [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.
@@ -305,8 +319,8 @@ impl LeaseSupervisor {
     /// Ends the supervisor. New acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Work that has not ended after `grace` is dropped.
     ///
-    /// Returns when all is done. That takes no longer than the sum of `grace`, `safety_margin/2`, twice
-    /// `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
+    /// Returns when all is done. That takes no longer than the sum of `grace`, half of the longest
+    /// `safety_margin` of any run, twice `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
     /// answer when a connection is closed. A second call can only shorten the grace. After the supervisor has ended,
     /// each call returns the same report.
     ///
@@ -367,6 +381,3 @@ impl Drop for Inner {
 
 /// How long the drop of the last handle waits for releases under way.
 const LONGEST_FAREWELL: Duration = Duration::from_millis(500);
-
-/// Rows removed by one statement of a sweep.
-const SWEEP_BATCH: u32 = 1_000;

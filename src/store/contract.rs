@@ -153,6 +153,12 @@ pub trait LeaseConnection: Send {
     /// many.
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
 
+    /// Like [`sweep`](Self::sweep), but deletes nothing while another connection does the same, where that is cheap to
+    /// find out.
+    fn sweep_in_turn(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.sweep(limit)
+    }
+
     /// Repeats the checks of [`LeaseStore::connect`]: that the server accepts writes and that the schema fits.
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 

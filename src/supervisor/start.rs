@@ -22,14 +22,17 @@ use crate::{
     actor::{
         hints::Hints,
         lane::{Lane, LaneSettings},
+        means::{Means, Preparation},
         pool::Pool,
         query::{Queries, QueryWorkers},
         registry::{Links, Registry, ShutdownReport, TICK},
         run::RunLinks,
+        sweeping::sweep_now_and_then,
         watching::{Watcher, Watching},
     },
     clock::SharedClock,
     config::Timing,
+    end::Limit,
     error::StartError,
     event::{EventSender, RunEvent, forward},
     limits,
@@ -42,6 +45,9 @@ use crate::{
 /// The checked settings of a supervisor, on their way to the thread that it will live on.
 pub(super) struct Plan {
     pub(super) timing: Timing,
+    /// Of each run.
+    pub(super) limits: Vec<Limit>,
+    pub(super) limit_per_account: Option<u32>,
     /// `user@host` unless given.
     pub(super) label: Option<Label>,
     pub(super) store: SharedStore,
@@ -51,6 +57,8 @@ pub(super) struct Plan {
     pub(super) listeners: Vec<Recipient<RunEvent>>,
     pub(super) hints: bool,
     pub(super) looking_only: bool,
+    pub(super) lazy: bool,
+    pub(super) sweeping: bool,
 }
 
 /// A supervisor that has started. Its actors already run; the caller has to run the watcher.
@@ -108,18 +116,24 @@ impl Plan {
         // A start that fails, or whose future is dropped, leaves nothing running.
         let unless_started = base.over.clone().drop_guard();
         let pools = self.pools(&base, pulses);
-        pools.open(&base.timing, base.connect_timeout).await?;
+        let preparation = self.prepare(&base, &pools).await?;
         // On the supervisor's own thread, because looking up the user may ask a slow directory on the network.
         let label = self.label.clone().unwrap_or_else(Label::user_at_host);
         base.tell(self.listeners.clone());
         let queries = base.answer_queries(&pools);
+        if self.sweeping {
+            let (sweeping, over) = (sweep_now_and_then(queries.clone()), base.over.clone());
+            actix_rt::spawn(async move { over.run_until_cancelled(sweeping).await });
+        }
         let (watching, watcher) = self.watch(&base);
         let (is_busy, busy) = watch::channel(false);
-        if self.connections == Connections::PerVerb {
-            actix_rt::spawn(Pools::rest_when_idle(pools.keepers(), busy.clone(), base.over.clone()));
+        let of_sessions = pools.of_sessions(self.connections);
+        if !of_sessions.is_empty() {
+            actix_rt::spawn(Pools::rest_when_idle(of_sessions, busy.clone(), base.over.clone()));
         }
         let report = Arc::<OnceLock<_>>::default();
-        let registry = base.registry(&pools, &queries, is_busy, &report, pulses(TICK), unless_started);
+        let means = Means { keepers: pools.keepers(), preparation: preparation.clone() };
+        let registry = base.registry(&pools, means, &queries, is_busy, &report, pulses(TICK), unless_started);
         if self.hints {
             base.hear_hints(registry.clone(), busy, self.connections.listen_after());
         }
@@ -127,10 +141,13 @@ impl Plan {
         let inner = Inner {
             registry,
             queries,
+            preparation,
             watching,
             clock,
             events: events.source(),
             timing,
+            limits: self.limits,
+            limit_per_account: self.limit_per_account,
             label,
             node,
             location,
@@ -140,6 +157,20 @@ impl Plan {
             origin: Origin::here(),
         };
         Ok(Started { inner, watcher, over, goodbyes })
+    }
+
+    /// Opens the connections, or has them opened in the background.
+    async fn prepare(&self, base: &Base, pools: &Pools) -> Result<Preparation, StartError> {
+        let (outcome, preparation) = watch::channel(None);
+        if self.lazy {
+            let opening = pools.clone().open_in_time(base.timing, base.connect_timeout, outcome);
+            let over = base.over.clone();
+            actix_rt::spawn(async move { over.run_until_cancelled(opening).await });
+        } else {
+            pools.open(&base.timing, base.connect_timeout).await?;
+            outcome.send_replace(Some(Ok(())));
+        }
+        Ok(preparation)
     }
 
     fn pools(&self, base: &Base, pulses: Pulses) -> Pools {
@@ -228,6 +259,7 @@ impl Base {
     fn registry(
         &self,
         pools: &Pools,
+        means: Means,
         queries: &Queries,
         is_busy: watch::Sender<bool>,
         report: &Arc<OnceLock<ShutdownReport>>,
@@ -252,7 +284,7 @@ impl Base {
                 node: self.node,
                 location: self.location.clone(),
                 acquires: Lane::start_with(acquiring),
-                keepers: pools.keepers(),
+                means,
                 run,
                 over: self.over.clone(),
                 goodbyes: self.goodbyes.clone(),

@@ -287,6 +287,7 @@ mod tests {
             label: Label::new("x".repeat(255)).unwrap(),
             phase: RunPhase::default(),
             ttl: Duration::from_secs(30),
+            limit_per_account: None,
         };
         (0..count).map(item).collect()
     }
