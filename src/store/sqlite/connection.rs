@@ -243,10 +243,6 @@ impl LeaseConnection for Connection {
     }
 }
 
-/// After how many pages the log is written back into the file. A process that finds no other at the file reads the whole
-/// log first, so this bounds how long a run of the command takes to begin. Writing it back costs two flushes.
-const LONGEST_LOG: &str = "250";
-
 pub(super) fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConnectOptions {
     // sqlx panics if the milliseconds do not fit an i32.
     const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -258,7 +254,6 @@ pub(super) fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConn
         // A statement commits when sqlx has buffered its last row. With room for all rows of a batch, the statement
         // never holds the write lock while it waits for the task that reads the rows.
         .row_buffer_size(2 * MAX_BATCH)
-        .pragma("wal_autocheckpoint", LONGEST_LOG)
         .disable_statement_logging()
 }
 
