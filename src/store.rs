@@ -88,7 +88,9 @@ pub use crate::session::{Reason, Requester, UnknownStage};
 pub use contract::sealed;
 #[cfg(not(feature = "testing"))]
 pub(crate) use contract::sealed;
-pub use contract::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, SharedStore, VerbKind};
+pub use contract::{
+    Bounds, KeepHistory, LeaseConnection, LeaseStore, Listening, Migrated, SharedStore, VerbKind,
+};
 pub use error::StoreError;
 pub use hints::{Hint, Listener};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -25,6 +25,8 @@ use tenure::{
 };
 use tokio::sync::Barrier;
 
+/// The version that a migration brings a file to.
+const NEWEST_SCHEMA: u32 = 2;
 const TTL: Duration = Duration::from_secs(30);
 const BOUNDS: Bounds = Bounds { statement: Duration::from_secs(30), lock: Duration::from_secs(30) };
 
@@ -235,7 +237,7 @@ async fn sixteen_tasks_may_open_one_new_file_at_once() {
         for task in tasks {
             task.await.unwrap().unwrap();
         }
-        assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, 1);
+        assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, i64::from(NEWEST_SCHEMA));
     }
 }
 
@@ -476,9 +478,9 @@ async fn a_mode_that_may_not_create_creates_nothing() {
     }
 
     let migrated = file.store("?mode=rw").migrate().await.unwrap();
-    assert_eq!((migrated.from, migrated.to), (0, 1));
+    assert_eq!((migrated.from, migrated.to), (0, NEWEST_SCHEMA));
     let again = file.store("").migrate().await.unwrap();
-    assert_eq!((again.from, again.to), (1, 1));
+    assert_eq!((again.from, again.to), (NEWEST_SCHEMA, NEWEST_SCHEMA));
     granted(&mut *file.store("?mode=rw").connect(BOUNDS).await.unwrap(), "chat", RunId::random()).await;
 }
 
@@ -569,17 +571,20 @@ async fn a_schema_from_the_future_is_accepted_only_while_it_is_compatible() {
     let migrated = file.store("").migrate().await.unwrap();
     assert_eq!((migrated.from, migrated.to), (9, 9));
 
-    file.execute("UPDATE tenure_migration SET compatible_from = 2 WHERE version = 9").await;
+    file.execute("UPDATE tenure_migration SET compatible_from = 9 WHERE version = 9").await;
     for query in ["", "?mode=rw", "?mode=ro"] {
         for refused in [refusal(&file.store(query)).await, file.store(query).migrate().await.unwrap_err()] {
             assert!(
-                matches!(refused, StoreError::SchemaTooNew { found: 9, compatible_from: 2, known: 1, .. }),
+                matches!(
+                    refused,
+                    StoreError::SchemaTooNew { found: 9, compatible_from: 9, known: NEWEST_SCHEMA, .. }
+                ),
                 "{refused:?}"
             );
             assert!(refused.to_string().contains("upgrade tenure"), "{refused}");
         }
     }
-    assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, 2);
+    assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, i64::from(NEWEST_SCHEMA) + 1);
 }
 
 #[tokio::test]

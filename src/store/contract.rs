@@ -54,6 +54,19 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// If the future is dropped, the schema is either unchanged or completely migrated.
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
+    /// Like [`migrate`](Self::migrate), with or without the history of runs. This also adds the history to a schema that
+    /// was without it, or removes it, with all that it has recorded.
+    ///
+    /// # Errors
+    /// As [`migrate`](Self::migrate).
+    ///
+    /// # Cancel safety
+    /// As [`migrate`](Self::migrate).
+    fn migrate_with(&self, history: KeepHistory) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        let _ = history;
+        self.migrate()
+    }
+
     /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None` when this database
     /// gives no hints; then a request reaches its run with the next renewal.
     ///
@@ -73,6 +86,12 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script that people can apply
     /// by hand.
     fn schema(&self) -> String;
+
+    /// Like [`schema`](Self::schema), with or without the history of runs.
+    fn schema_with(&self, history: KeepHistory) -> String {
+        let _ = history;
+        self.schema()
+    }
 
     /// The name of the schema that contains the leases, for code that [pins](crate::pin) them. A database without
     /// schemas ignores it.
@@ -184,6 +203,19 @@ pub struct Bounds {
     pub statement: Duration,
     /// The longest wait for one lock within a statement. On SQLite, the longest wait for the database's one write lock.
     pub lock: Duration,
+}
+
+/// Whether a database keeps the history of runs that are over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum KeepHistory {
+    /// As it is now. A database that gets its schema keeps the history.
+    #[default]
+    AsItIs,
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
 }
 
 /// What [`LeaseStore::migrate`] found and did.

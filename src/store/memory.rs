@@ -286,7 +286,7 @@ impl LeaseStore for MemoryStore {
     }
 
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
-        async { Ok(Migrated::new(1, 1)) }.boxed()
+        async { Ok(Migrated::new(2, 2)) }.boxed()
     }
 
     fn listen(&self, node: NodeId, _: Bounds) -> Option<Listening> {

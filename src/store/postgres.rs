@@ -52,7 +52,7 @@ use std::{fmt, sync::Arc};
 
 use futures::future::BoxFuture;
 
-use super::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
+use super::{Bounds, KeepHistory, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
 use crate::session::NodeId;
 use look::LookingConnection;
 use target::Target;
@@ -194,10 +194,14 @@ impl LeaseStore for PostgresStore {
     }
 
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        self.migrate_with(KeepHistory::AsItIs)
+    }
+
+    fn migrate_with(&self, history: KeepHistory) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
             let mut connection = connect::to_migrate(&target).await?;
-            let migrated = schema::migrate(&mut connection).await?;
+            let migrated = schema::migrate(&mut connection, history).await?;
             connection.close().await;
             Ok(migrated)
         })
@@ -215,7 +219,11 @@ impl LeaseStore for PostgresStore {
     }
 
     fn schema(&self) -> String {
-        schema::script(&self.target.naming)
+        self.schema_with(KeepHistory::AsItIs)
+    }
+
+    fn schema_with(&self, history: KeepHistory) -> String {
+        schema::script(&self.target.naming, history)
     }
 
     fn schema_name(&self) -> &str {

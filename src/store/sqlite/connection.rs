@@ -16,8 +16,8 @@ use super::{
 use crate::{
     session::{Holder, SessionKey},
     store::{
-        Acquire, AcquireOutcome, Bounds, LeaseConnection, MAX_BATCH, Page, Release, ReleaseOutcome, Renew,
-        RenewOutcome, StopOutcome, StopRun, StoreError,
+        Acquire, AcquireOutcome, Bounds, KeepHistory, LeaseConnection, MAX_BATCH, Page, Release,
+        ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
     },
 };
 
@@ -40,7 +40,7 @@ impl Connection {
         let there = file.there()?;
         let mut sqlite = options(&file, bounds.lock).connect().await?;
         if file.access() == Access::Create {
-            schema::ensure(&mut sqlite).await?;
+            schema::ensure(&mut sqlite, KeepHistory::AsItIs).await?;
         }
         schema::check(&mut sqlite).await?;
         if file.access() != Access::ReadOnly {
