@@ -106,7 +106,7 @@ fn verbs(c: &mut Criterion, runtime: &Runtime, backend: &str, url: &str) {
 async fn acquire_and_release(connection: &mut dyn LeaseConnection, key: &SessionKey) {
     let run_id = RunId::random();
     connection.acquire(&[acquire(key, run_id)]).await.expect("it answers");
-    connection.release(&[Release { key: key.clone(), run_id }]).await.expect("it answers");
+    connection.release(&[Release { key: key.clone(), run_id, reason: None }]).await.expect("it answers");
 }
 
 fn acquire(key: &SessionKey, run_id: RunId) -> Acquire {

@@ -176,6 +176,7 @@ mod end;
 mod error;
 mod event;
 pub mod fence_gate;
+mod history;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod host;
 mod lease;
@@ -200,6 +201,7 @@ pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
+pub use history::{Ending, History, PastRun};
 #[cfg(all(unix, feature = "process"))]
 pub use process::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};

@@ -88,7 +88,7 @@ async fn a_locked_row_delays_nobody() {
         ),
         "{outcomes:?}"
     );
-    let items = ["l", "m", "n", "o"].map(|session| Release { key: key(session), run_id: run });
+    let items = ["l", "m", "n", "o"].map(|session| Release { key: key(session), run_id: run, reason: None });
     assert_eq!(
         client.raw().release(&items).await.expect("it waits for nobody"),
         [
@@ -233,7 +233,8 @@ async fn batches_in_any_order_never_deadlock() {
                     let items: Vec<_> = keys.iter().map(|key| renew(key, run)).collect();
                     client.raw().renew(&items).await.expect("no deadlock");
                     fastrand::shuffle(&mut keys);
-                    let items: Vec<_> = keys.into_iter().map(|key| Release { key, run_id: run }).collect();
+                    let items: Vec<_> =
+                        keys.into_iter().map(|key| Release { key, run_id: run, reason: None }).collect();
                     client.raw().release(&items).await.expect("no deadlock");
                 }
                 granted

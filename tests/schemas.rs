@@ -156,7 +156,7 @@ async fn statements_for_another_schema_are_prepared_once() {
         )
         .await
         .expect("it creates");
-    let item = store::Release { key, run_id: run };
+    let item = store::Release { key, run_id: run, reason: None };
     let told = client.raw().release(&[item]).await.expect_err("the trigger raises").to_string();
     assert!(told.contains("prepared 4"), "the probe, acquire, renew, release: {told}");
 }
@@ -334,7 +334,7 @@ async fn settings_of_sessions(database: &Database, url: &str) -> String {
     let mut client = Client::connect(&*store).await;
     let (key, run_id) = (key("settings"), RunId::random());
     client.granted(acquire(&key, run_id)).await;
-    let told = client.raw().release(&[store::Release { key: key.clone(), run_id }]).await;
+    let told = client.raw().release(&[store::Release { key: key.clone(), run_id, reason: None }]).await;
     assert!(matches!(client.acquire(acquire(&key, run_id)).await, AcquireOutcome::Granted(_)), "it lives on");
     told.expect_err("the trigger raises").to_string()
 }

@@ -104,7 +104,7 @@ async fn one_of_many_racers_wins_and_every_loser_is_told_the_true_winner() {
                     start.wait().await;
                     let outcome = store.acquire(&[acquire("chat", run)]).await;
                     start.wait().await;
-                    let _ = store.release(&[Release { key: key("chat"), run_id: run }]).await;
+                    let _ = store.release(&[Release { key: key("chat"), run_id: run, reason: None }]).await;
                     // Judged after the race: a racer that panicked would leave the others waiting for it.
                     seen.push(outcome.map(|mut outcomes| match outcomes.remove(0) {
                         AcquireOutcome::Granted(grant) => Some((run, grant.fence)),
@@ -268,7 +268,7 @@ async fn a_file_that_was_replaced_no_longer_rules() {
     // Certain: whoever comes next makes a new file. A renewal makes none.
     let lost = old.renew(&[renew("chat", run)]).await.unwrap_err();
     assert!(matches!(&lost, StoreError::Lost { detail, .. } if detail.contains("was removed")), "{lost}");
-    let gone = old.release(&[Release { key: key("chat"), run_id: run }]).await.unwrap();
+    let gone = old.release(&[Release { key: key("chat"), run_id: run, reason: None }]).await.unwrap();
     assert_eq!((gone, file.siblings()), (vec![ReleaseOutcome::NotFound], vec![]));
 
     let mut new = file.open().await;
@@ -502,7 +502,7 @@ async fn a_read_only_connection_reads_and_its_writes_are_denied() {
     for denied in [
         reader.acquire(&[acquire("other", RunId::random())]).await.unwrap_err(),
         reader.renew(&[renew("chat", run)]).await.unwrap_err(),
-        reader.release(&[Release { key: key("chat"), run_id: run }]).await.unwrap_err(),
+        reader.release(&[Release { key: key("chat"), run_id: run, reason: None }]).await.unwrap_err(),
     ] {
         assert!(matches!(denied, StoreError::PermissionDenied { .. }), "{denied:?}");
         assert!(denied.to_string().contains("mode=ro"), "{denied}");
@@ -696,8 +696,10 @@ async fn keys_come_back_byte_for_byte() {
     let mut sorted = keys.clone();
     sorted.sort();
     assert_eq!(listed, sorted);
-    let items: Vec<_> =
-        items.iter().map(|item| Release { key: item.key.clone(), run_id: item.run_id }).collect();
+    let items: Vec<_> = items
+        .iter()
+        .map(|item| Release { key: item.key.clone(), run_id: item.run_id, reason: None })
+        .collect();
     assert!(store.release(&items).await.unwrap().iter().all(|outcome| *outcome == ReleaseOutcome::Released));
 }
 
@@ -886,6 +888,6 @@ async fn granted(store: &mut dyn LeaseConnection, session: &str, run_id: RunId) 
 }
 
 async fn release(store: &mut dyn LeaseConnection, session: &str, run_id: RunId) {
-    let outcomes = store.release(&[Release { key: key(session), run_id }]).await.unwrap();
+    let outcomes = store.release(&[Release { key: key(session), run_id, reason: None }]).await.unwrap();
     assert_eq!(outcomes, [ReleaseOutcome::Released]);
 }

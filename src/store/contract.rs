@@ -8,10 +8,14 @@ use super::{
     error::StoreError,
     hints::Listener,
     item::{
-        Acquire, AcquireOutcome, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun,
+        Acquire, AcquireOutcome, BreakLease, BreakOutcome, HistoryPage, Page, Release, ReleaseOutcome, Renew,
+        RenewOutcome, StopOutcome, StopRun,
     },
 };
-use crate::session::{Holder, NodeId, SessionKey, Standby};
+use crate::{
+    history::PastRun,
+    session::{Holder, NodeId, SessionKey, Standby},
+};
 
 /// Opens connections to one database.
 ///
@@ -140,6 +144,19 @@ pub trait LeaseConnection: Send {
 
     /// Asks the run that holds a session to stop.
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>>;
+
+    /// Ends the lease of a run that is known to be dead.
+    fn break_lease<'a>(&'a mut self, item: &'a BreakLease)
+    -> BoxFuture<'a, Result<BreakOutcome, StoreError>>;
+
+    /// Reads runs of a session that are over, newest first. `None` if the database keeps no history.
+    fn history<'a>(
+        &'a mut self,
+        page: &'a HistoryPage,
+    ) -> BoxFuture<'a, Result<Option<Vec<PastRun>>, StoreError>>;
+
+    /// Deletes at most `limit` runs that have been over for at least `keep` from the history, and returns how many.
+    fn sweep_history(&mut self, keep: Duration, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// Reads the rows of these sessions, including expired ones. `None` for a session without a row.
     fn inspect<'a>(

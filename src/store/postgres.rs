@@ -47,6 +47,9 @@
 //! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
 //! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`. Every role has
 //! EXECUTE unless it was revoked. To [pin](crate::pin) a lease, some of these rights are enough.
+//!
+//! The history of runs needs no right: its triggers work with the rights of the table's owner. To read it, a role needs
+//! SELECT on `tenure.run_history`; to sweep it, SELECT and DELETE.
 
 use std::{fmt, sync::Arc};
 
@@ -60,6 +63,7 @@ use working::WorkingConnection;
 
 mod acquire;
 mod attempt;
+mod breaking;
 mod connect;
 mod connection;
 mod conninfo;
@@ -68,6 +72,7 @@ mod environment;
 #[cfg(feature = "diagnosis")]
 mod examine;
 mod fault;
+mod history;
 mod hosts;
 mod listen;
 mod login;

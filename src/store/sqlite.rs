@@ -23,12 +23,14 @@ use crate::session::NodeId;
 
 mod acquire;
 mod batch;
+mod breaking;
 mod changes;
 mod connection;
 #[cfg(feature = "diagnosis")]
 mod examine;
 mod failure;
 mod file;
+mod history;
 mod look;
 #[cfg(unix)]
 mod names;
