@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+/// By default no run renews less often.
+pub(crate) const LONGEST_DEFAULT_RENEW_INTERVAL: Duration = Duration::from_secs(20);
+
 /// The durations that a user may set. `None` takes the default.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
@@ -88,6 +91,11 @@ impl Timing {
         self.stuck_limit
     }
 
+    /// The shortest safety margin that a lease of this ttl can have.
+    pub(crate) fn least_safety_margin(ttl: Duration) -> Duration {
+        (ttl / 20).max(Settings::LEAST_PART)
+    }
+
     /// The same but for the grace of one run.
     pub(crate) fn with_stop_grace(self, stop_grace: Duration) -> Result<Self, ConfigError> {
         let timing = Self { stop_grace, ..self };
@@ -159,7 +167,7 @@ impl Settings {
         let timing = Timing {
             ttl,
             safety_margin: whole_millis(self.safety_margin.unwrap_or(ttl / 5)),
-            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(seconds(20))),
+            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(LONGEST_DEFAULT_RENEW_INTERVAL)),
             renew_timeout: self.renew_timeout.unwrap_or(
                 (ttl / Timing::RENEW_TIMEOUTS_IN_A_TTL).min(Timing::LONGEST_DEFAULT_RENEW_TIMEOUT),
             ),
@@ -183,7 +191,8 @@ fn check_relations(timing: &Timing) -> Result<(), ConfigError> {
         stuck_limit,
     } = *timing;
     let least = Settings::LEAST_PART;
-    between("safety_margin", safety_margin, (ttl / 20).max(least), ttl / 2, "ttl/20 and ttl/2")?;
+    let least_margin = Timing::least_safety_margin(ttl);
+    between("safety_margin", safety_margin, least_margin, ttl / 2, "ttl/20 and ttl/2")?;
     between("renew_interval", renew_interval, least, ttl / 2, "20 ms and ttl/2")?;
     between("renew_timeout", renew_timeout, least, ttl / 4, "20 ms and ttl/4")?;
     between("acquire_timeout", acquire_timeout, least, Settings::GREATEST_TTL, "20 ms and 24 hours")?;

@@ -118,8 +118,8 @@
 //! - **I11** *Connections come before the grant.* A session is granted only while the connections that will renew and
 //!   release it are open. Connecting has its own time-out, takes no time from a statement, and begins before a
 //!   connection is needed. If a connection cannot be had, the caller learns it before its work starts.
-//! - **I12** *Nothing incidental costs a lease*: labels, phases, reasons, hints, events, watchers. If one of them
-//!   fails, it fails alone.
+//! - **I12** *Nothing incidental costs a lease*: labels, phases, reasons, hints, events, watchers, the history. If one
+//!   of them fails, it fails alone.
 //! - **I13** *A certain loss leaves no grace.* Once it is known that the row belongs to another run, is gone, or is too
 //!   near its expiry to be renewed again, another run may be at work. This run's work is then dropped or killed at
 //!   once.
@@ -199,7 +199,7 @@ mod watch;
 pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
-pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
+pub use error::{AcquireError, BreakError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
 pub use history::{Ending, History, PastRun};
 #[cfg(all(unix, feature = "process"))]
@@ -211,8 +211,8 @@ pub use session::{
 };
 pub use store::StoreError;
 pub use supervisor::{
-    AcquireBuilder, Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, ListBuilder, StopAnswer,
-    StopBuilder,
+    AcquireBuilder, Asked, BreakAnswer, BreakBuilder, BrokenLease, Connections, HistoryBuilder,
+    LeaseSupervisor, LeaseSupervisorBuilder, ListBuilder, StopAnswer, StopBuilder,
 };
 pub use text::{printable, printable_name, printable_path};
 pub use watch::{Observed, Standby};
@@ -229,8 +229,20 @@ pub use watch::{Observed, Standby};
 /// # Cancel safety
 /// The schema is applied as a whole or not at all.
 pub async fn migrate(url: &str) -> Result<store::Migrated, StoreError> {
+    migrate_with(url, store::KeepHistory::AsItIs).await
+}
+
+/// Like [`migrate`], with or without the [history](LeaseSupervisor::history) of runs. This also adds the history to a
+/// database that was without it, or removes it with all that it has recorded.
+///
+/// # Errors
+/// As [`migrate`].
+///
+/// # Cancel safety
+/// As [`migrate`].
+pub async fn migrate_with(url: &str, history: store::KeepHistory) -> Result<store::Migrated, StoreError> {
     let store = store::open(url)?;
-    apart::run(store.location(), store.migrate()).await?
+    apart::run(store.location(), store.migrate_with(history)).await?
 }
 
 /// The code in the README and the pages, compiled as doctests.

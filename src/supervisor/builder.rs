@@ -39,6 +39,7 @@ pub struct LeaseSupervisorBuilder {
     connections: Connections,
     hints: bool,
     looking_only: bool,
+    history_kept: Duration,
     checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
@@ -53,6 +54,8 @@ pub(super) enum Authority {
 }
 
 impl LeaseSupervisorBuilder {
+    const DEFAULT_HISTORY_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+
     pub(super) fn new(authority: Authority) -> Self {
         Self {
             authority,
@@ -62,6 +65,7 @@ impl LeaseSupervisorBuilder {
             connections: Connections::default(),
             hints: true,
             looking_only: false,
+            history_kept: Self::DEFAULT_HISTORY_KEPT,
             checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
@@ -210,6 +214,13 @@ impl LeaseSupervisorBuilder {
         self
     }
 
+    /// How long a run stays in the [history](LeaseSupervisor::history) after its end. A
+    /// [sweep](LeaseSupervisor::sweep) then removes it. Default: 7 days.
+    pub fn history_kept(mut self, kept: Duration) -> Self {
+        self.history_kept = kept;
+        self
+    }
+
     /// Whether [`start`](Self::start) checks that the limits of the process leave what a supervisor needs. Default:
     /// `true`.
     ///
@@ -311,6 +322,7 @@ impl LeaseSupervisorBuilder {
             listeners: self.listeners,
             hints: self.hints,
             looking_only: self.looking_only,
+            history_kept: self.history_kept,
         })
     }
 }

@@ -51,6 +51,7 @@ pub(super) struct Plan {
     pub(super) listeners: Vec<Recipient<RunEvent>>,
     pub(super) hints: bool,
     pub(super) looking_only: bool,
+    pub(super) history_kept: Duration,
 }
 
 /// A supervisor that has started. Its actors already run; the caller has to run the watcher.
@@ -137,6 +138,7 @@ impl Plan {
             host: Mutex::new(None),
             is_closing: AtomicBool::new(false),
             report,
+            history_kept: self.history_kept,
             origin: Origin::here(),
         };
         Ok(Started { inner, watcher, over, goodbyes })
