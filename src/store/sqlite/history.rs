@@ -115,6 +115,16 @@ fn may_be_the_reason(failure: &Failure) -> bool {
     failure.is_missing_table() || failure.is_rejection() || failure.is_full()
 }
 
+#[cfg(feature = "diagnosis")]
+pub(super) async fn examine(
+    sqlite: &mut SqliteConnection,
+) -> Result<crate::store::finding::Finding, Failure> {
+    let triggers: Vec<String> = sqlx::query_scalar(TRIGGERS).fetch_all(&mut *sqlite).await?;
+    let has_table = schema::has_history(sqlite).await?;
+    let has_triggers = triggers.len() == 2 || (!has_table && !triggers.is_empty());
+    Ok(crate::store::finding::Finding::history(has_table, has_triggers, true))
+}
+
 pub(super) async fn history(
     sqlite: &mut SqliteConnection,
     page: &HistoryPage,
