@@ -1,8 +1,8 @@
 //! A chat service on actix-web: handlers under a lease, and clients that may disconnect and come back.
 //!
 //! ```sh
-//! cargo run --example actix_web --features serde                             # on leases.db, in this directory
-//! PORT=8081 cargo run --example actix_web --features serde -- postgres://user@localhost/db
+//! cargo run --example actix_web --features actix-web                         # on leases.db, in this directory
+//! PORT=8081 cargo run --example actix_web --features actix-web -- postgres://user@localhost/db
 //! ```
 //!
 //! Each word of the prompt is a turn of half a second:
@@ -15,6 +15,7 @@
 //! curl -i $url                                 # … and a client that comes back gets its reply: 200; else 404
 //! curl -i $url -X DELETE                       # 202: the run is asked to stop; clients that wait for it get 410
 //! curl -i ${url%run}turn -d 'a short one'      # the same as a part of the request: it ends with its client
+//! curl -N ${url%run}events                     # how the session is, and each change, as server-sent events
 //! curl -i http://127.0.0.1:8080/ready          # 200; 503 while draining, and when the database is away
 //! ```
 //!
@@ -22,32 +23,25 @@
 //! then stops them. A second server on the same database (`PORT=8081`) answers 409 for sessions that the first one
 //! holds.
 
-use std::{
-    collections::HashMap,
-    env,
-    error::Error,
-    net::Ipv4Addr,
-    rc::Rc,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, env, error::Error, net::Ipv4Addr, rc::Rc, time::Duration};
 
 use actix_web::{
-    App, HttpResponse, HttpServer, ResponseError,
-    error::ErrorBadRequest,
-    http::header::RETRY_AFTER,
-    web::{self, Data, Path, PathConfig},
+    App, HttpResponse, HttpServer,
+    web::{self, Bytes, Data},
 };
+use futures::{StreamExt, stream};
 use tenure::{
-    AcquireError, EndReason, LeaseSupervisor, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey,
-    SessionStatus, StopAnswer, StopError,
+    LeaseSupervisor, RunContext, StopAnswer,
+    web::{Problem, RequestedSession, Sessions},
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// How long one turn of the pretended agent takes.
 const TURN: Duration = Duration::from_millis(500);
 /// How long runs may go on when the service is told to end.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a stream of events shows that it is alive. Only so does the server see that a client has gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Stands in for an agent.
 async fn agent(ctx: RunContext, prompt: String) -> String {
@@ -66,31 +60,25 @@ async fn agent(ctx: RunContext, prompt: String) -> String {
     reply.join(" ")
 }
 
-struct Host {
-    supervisor: LeaseSupervisor,
-    works: Works,
-}
-
 /// POST …/run: work that is bound to its run. It goes on when the client disconnects.
-async fn start(host: Data<Host>, key: Path<SessionKey>, prompt: String) -> Result<String, Refusal> {
-    let run = host.supervisor.acquire(&key).max_silence(Duration::from_secs(60)).await?;
-    let work = host.works.keep(|| run.spawn_scope(|ctx| agent(ctx, prompt)));
-    Ok(work.attach().await?)
+async fn start(session: RequestedSession, prompt: String) -> Result<String, Problem> {
+    let run = session.acquire().max_silence(Duration::from_secs(60)).await?;
+    Ok(run.spawn_scope(|ctx| agent(ctx, prompt)).attach().await?)
 }
 
 /// GET …/run: attaches to the work of this session in this process.
-async fn attach(host: Data<Host>, key: Path<SessionKey>) -> Result<String, Refusal> {
-    match host.works.of(&key) {
-        Some(work) => Ok(work.attach().await?),
+async fn attach(session: RequestedSession) -> Result<HttpResponse, Problem> {
+    match session.local().await.and_then(|run| run.scope_handle::<String>()) {
+        Some(work) => Ok(HttpResponse::Ok().body(work.attach().await?)),
         // The work may go on in another process: the status names the holder. Or it has ended: a real agent would have
         // stored its reply.
-        None => Err(Refusal::NotHere(Box::new(host.supervisor.inspect(&key).await?))),
+        None => Ok(HttpResponse::NotFound().json(session.inspect().await?)),
     }
 }
 
 /// DELETE …/run: asks the run to stop, whichever server it is on; the session is free when its work has ended.
-async fn stop(host: Data<Host>, key: Path<SessionKey>) -> Result<HttpResponse, Refusal> {
-    Ok(match host.supervisor.stop(&key).by("its user").await? {
+async fn stop(session: RequestedSession) -> Result<HttpResponse, Problem> {
+    Ok(match session.stop().by("its user").await? {
         StopAnswer::Asked(asked) => HttpResponse::Accepted().json(asked.holder()),
         StopAnswer::Idle => HttpResponse::NotFound().finish(),
     })
@@ -98,93 +86,34 @@ async fn stop(host: Data<Host>, key: Path<SessionKey>) -> Result<HttpResponse, R
 
 /// POST …/turn: work that is bound to its request. When the client disconnects, the work is dropped and the session
 /// released.
-async fn turn(host: Data<Host>, key: Path<SessionKey>, prompt: String) -> Result<String, Refusal> {
-    let run = host.supervisor.acquire(&key).await?;
+async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
+    let run = session.acquire().await?;
     // Like much in a handler of this framework, this is not `Send`.
     let prompt = Rc::new(prompt);
     Ok(run.scope(async |ctx| agent(ctx, prompt.to_string()).await).await?)
 }
 
+/// GET …/events: the session as it is, and each change, as server-sent events. They end when the service does.
+async fn events(session: RequestedSession) -> HttpResponse {
+    let events = stream::unfold(session.watch(), async |mut changes| {
+        let event = match timeout(KEEP_ALIVE, changes.next()).await {
+            Ok(observed) => {
+                let json = serde_json::to_string(&observed?).expect("an answer of the database");
+                format!("data: {json}\n\n")
+            }
+            Err(_nothing_new) => ":\n\n".to_owned(),
+        };
+        Some((Ok::<_, Infallible>(Bytes::from(event)), changes))
+    });
+    let fresh = ("cache-control", "no-cache");
+    HttpResponse::Ok().content_type("text/event-stream").insert_header(fresh).streaming(events)
+}
+
 /// GET /ready: for the load balancer.
-async fn ready(host: Data<Host>) -> HttpResponse {
-    match host.supervisor.is_ready().await {
+async fn ready(sessions: Data<Sessions>) -> HttpResponse {
+    match sessions.supervisor().is_ready().await {
         true => HttpResponse::Ok().finish(),
         false => HttpResponse::ServiceUnavailable().finish(),
-    }
-}
-
-/// Every answer except the reply.
-#[derive(Debug, thiserror::Error)]
-enum Refusal {
-    #[error(transparent)]
-    NotGranted(#[from] AcquireError),
-    #[error(transparent)]
-    Ended(#[from] ScopeError<String>),
-    #[error("no run of this session goes on here")]
-    NotHere(Box<SessionStatus>),
-    #[error(transparent)]
-    Unknown(#[from] QueryError),
-    #[error(transparent)]
-    NotAsked(#[from] StopError),
-}
-
-impl ResponseError for Refusal {
-    fn error_response(&self) -> HttpResponse {
-        match self {
-            Self::NotGranted(AcquireError::Busy(busy)) => {
-                let retry_after = busy.retry_after().as_secs().to_string();
-                HttpResponse::Conflict().insert_header((RETRY_AFTER, retry_after)).json(busy)
-            }
-            // The service drains, or there was no grant. If the database granted the lease after all, it is being
-            // released. The text names the database. A public service should log it instead.
-            Self::NotGranted(_) | Self::Unknown(_) | Self::NotAsked(_) => {
-                HttpResponse::ServiceUnavailable().insert_header((RETRY_AFTER, "1")).body(self.to_string())
-            }
-            Self::NotHere(status) => HttpResponse::NotFound().json(status),
-            Self::Ended(error) => {
-                let mut answer = match error.reason() {
-                    EndReason::Stopped { .. } => HttpResponse::Gone(),
-                    EndReason::TimedOut { .. } => HttpResponse::GatewayTimeout(),
-                    EndReason::Failed { .. } | EndReason::Panicked => HttpResponse::InternalServerError(),
-                    // The run was shut down or lost. On a retry another server may take the session.
-                    _ => HttpResponse::ServiceUnavailable(),
-                };
-                answer.json(error.reason())
-            }
-        }
-    }
-}
-
-/// What this process works on, by session.
-#[derive(Clone, Default)]
-struct Works(Arc<Mutex<HashMap<SessionKey, ScopeHandle<String>>>>);
-
-impl Works {
-    /// Starts work, and keeps its handle until it has ended.
-    fn keep(&self, start: impl FnOnce() -> ScopeHandle<String>) -> ScopeHandle<String> {
-        let mut kept = self.lock();
-        // Under the lock, so that the session's next run can only come after this one.
-        let work = start();
-        kept.insert(work.context().key().clone(), work.clone());
-        tokio::spawn(self.clone().forget(work.clone()));
-        work
-    }
-
-    async fn forget(self, work: ScopeHandle<String>) {
-        let _ = work.attach().await;
-        let (ctx, mut kept) = (work.context(), self.lock());
-        // The session's next run may have replaced the entry.
-        if kept.get(ctx.key()).is_some_and(|work| work.context().run_id() == ctx.run_id()) {
-            kept.remove(ctx.key());
-        }
-    }
-
-    fn of(&self, key: &SessionKey) -> Option<ScopeHandle<String>> {
-        self.lock().get(key).cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, ScopeHandle<String>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -198,18 +127,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let holder = format!("actix_web {}", std::process::id());
     let supervisor = LeaseSupervisor::builder(url).holder_label(holder).start().await?;
 
-    let host = Data::new(Host { supervisor: supervisor.clone(), works: Works::default() });
+    let sessions = Data::new(Sessions::new(supervisor.clone()));
     let app = move || {
         let run = web::resource("/run").post(start).get(attach).delete(stop);
-        let session =
-            web::scope("/sessions/{account}/{session}").service(run).route("/turn", web::post().to(turn));
-        // A bad session key is the client's mistake. By default actix-web would answer 404.
-        let keys = PathConfig::default().error_handler(|error, _| ErrorBadRequest(error));
-        App::new()
-            .app_data(host.clone())
-            .app_data(keys)
-            .service(session)
-            .route("/ready", web::get().to(ready))
+        let session = web::scope("/sessions/{account}/{session}")
+            .service(run)
+            .route("/turn", web::post().to(turn))
+            .route("/events", web::get().to(events));
+        App::new().app_data(sessions.clone()).service(session).route("/ready", web::get().to(ready))
     };
     // On a signal, the runs are ended first, and the server last: so the server must not handle signals itself.
     let server = HttpServer::new(app).workers(2).disable_signals().shutdown_timeout(5);

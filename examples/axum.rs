@@ -1,8 +1,8 @@
 //! A chat service on axum: handlers under a lease, and clients that may disconnect and come back.
 //!
 //! ```sh
-//! cargo run --example axum --features serde                                  # on leases.db, in this directory
-//! PORT=8081 cargo run --example axum --features serde -- postgres://user@localhost/db
+//! cargo run --example axum --features axum                                   # on leases.db, in this directory
+//! PORT=8081 cargo run --example axum --features axum -- postgres://user@localhost/db
 //! ```
 //!
 //! Each word of the prompt is a turn of half a second:
@@ -15,6 +15,7 @@
 //! curl -i $url                                 # … and a client that comes back gets its reply: 200; else 404
 //! curl -i $url -X DELETE                       # 202: the run is asked to stop; clients that wait for it get 410
 //! curl -i ${url%run}turn -d 'a short one'      # the same as a part of the request: it ends with its client
+//! curl -N ${url%run}events                     # how the session is, and each change, as server-sent events
 //! curl -i http://127.0.0.1:8080/ready          # 200; 503 while draining, and when the database is away
 //! ```
 //!
@@ -22,25 +23,22 @@
 //! then stops them. A second server on the same database (`PORT=8081`) answers 409 for sessions that the first one
 //! holds.
 
-use std::{
-    collections::HashMap,
-    env,
-    error::Error,
-    net::Ipv4Addr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, env, error::Error, net::Ipv4Addr, time::Duration};
 
 use axum::{
     Json, Router,
-    extract::{Path, State},
-    http::{StatusCode, header::RETRY_AFTER},
-    response::{IntoResponse, Response},
+    extract::State,
+    http::StatusCode,
+    response::{
+        IntoResponse, Response, Sse,
+        sse::{Event, KeepAlive},
+    },
     routing::{get, post},
 };
+use futures::{Stream, StreamExt};
 use tenure::{
-    AcquireError, EndReason, LeaseSupervisor, QueryError, RunContext, ScopeError, ScopeHandle, SessionKey,
-    StopAnswer, StopError,
+    LeaseSupervisor, RunContext, StopAnswer,
+    web::{Problem, RequestedSession, Sessions},
 };
 use tokio::{
     net::TcpListener,
@@ -70,39 +68,25 @@ async fn agent(ctx: RunContext, prompt: String) -> String {
     reply.join(" ")
 }
 
-#[derive(Clone)]
-struct Host {
-    supervisor: LeaseSupervisor,
-    works: Works,
-}
-
 /// POST …/run: work that is bound to its run. It goes on when the client disconnects.
-async fn start(
-    State(host): State<Host>,
-    Path(key): Path<SessionKey>,
-    prompt: String,
-) -> Result<String, Refusal> {
-    let run = host.supervisor.acquire(&key).max_silence(Duration::from_secs(60)).await?;
-    let work = host.works.keep(|| run.spawn_scope(|ctx| agent(ctx, prompt)));
-    Ok(work.attach().await?)
+async fn start(session: RequestedSession, prompt: String) -> Result<String, Problem> {
+    let run = session.acquire().max_silence(Duration::from_secs(60)).await?;
+    Ok(run.spawn_scope(|ctx| agent(ctx, prompt)).attach().await?)
 }
 
 /// GET …/run: attaches to the work of this session in this process.
-async fn attach(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<String, Refusal> {
-    match host.works.of(&key) {
-        Some(work) => Ok(work.attach().await?),
+async fn attach(session: RequestedSession) -> Result<Response, Problem> {
+    match session.local().await.and_then(|run| run.scope_handle::<String>()) {
+        Some(work) => Ok(work.attach().await?.into_response()),
         // The work may go on in another process: the status names the holder. Or it has ended: a real agent would have
         // stored its reply.
-        None => {
-            let status = host.supervisor.inspect(&key).await?;
-            Err(Refusal((StatusCode::NOT_FOUND, Json(status)).into_response()))
-        }
+        None => Ok((StatusCode::NOT_FOUND, Json(session.inspect().await?)).into_response()),
     }
 }
 
 /// DELETE …/run: asks the run to stop, whichever server it is on; the session is free when its work has ended.
-async fn stop(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<Response, Refusal> {
-    Ok(match host.supervisor.stop(&key).by("its user").await? {
+async fn stop(session: RequestedSession) -> Result<Response, Problem> {
+    Ok(match session.stop().by("its user").await? {
         StopAnswer::Asked(asked) => (StatusCode::ACCEPTED, Json(asked.holder())).into_response(),
         StopAnswer::Idle => StatusCode::NOT_FOUND.into_response(),
     })
@@ -110,104 +94,20 @@ async fn stop(State(host): State<Host>, Path(key): Path<SessionKey>) -> Result<R
 
 /// POST …/turn: work that is bound to its request. When the client disconnects, the work is dropped and the session
 /// released.
-async fn turn(
-    State(host): State<Host>,
-    Path(key): Path<SessionKey>,
-    prompt: String,
-) -> Result<String, Refusal> {
-    let run = host.supervisor.acquire(&key).await?;
+async fn turn(session: RequestedSession, prompt: String) -> Result<String, Problem> {
+    let run = session.acquire().await?;
     Ok(run.scope(async |ctx| agent(ctx, prompt).await).await?)
 }
 
+/// GET …/events: the session as it is, and each change, as server-sent events. They end when the service does.
+async fn events(session: RequestedSession) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let event = |observed| Ok(Event::default().json_data(observed).expect("an answer of the database"));
+    Sse::new(session.watch().map(event)).keep_alive(KeepAlive::default())
+}
+
 /// GET /ready: for the load balancer.
-async fn ready(State(host): State<Host>) -> StatusCode {
-    if host.supervisor.is_ready().await { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
-}
-
-/// Every answer except the reply.
-struct Refusal(Response);
-
-impl From<AcquireError> for Refusal {
-    fn from(error: AcquireError) -> Self {
-        Self(match error {
-            AcquireError::Busy(busy) => {
-                let retry_after = [(RETRY_AFTER, busy.retry_after().as_secs().to_string())];
-                (StatusCode::CONFLICT, retry_after, Json(busy)).into_response()
-            }
-            // The service drains, or there was no grant. If the database granted the lease after all, it is being
-            // released.
-            error => unavailable(&error),
-        })
-    }
-}
-
-impl From<ScopeError<String>> for Refusal {
-    fn from(error: ScopeError<String>) -> Self {
-        let status = match error.reason() {
-            EndReason::Stopped { .. } => StatusCode::GONE,
-            EndReason::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
-            EndReason::Failed { .. } | EndReason::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
-            // The run was shut down or lost. On a retry another server may take the session.
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        Self((status, Json(error.reason())).into_response())
-    }
-}
-
-impl From<QueryError> for Refusal {
-    fn from(error: QueryError) -> Self {
-        Self(unavailable(&error))
-    }
-}
-
-impl From<StopError> for Refusal {
-    fn from(error: StopError) -> Self {
-        Self(unavailable(&error))
-    }
-}
-
-/// The text names the database: a public service would rather log it.
-fn unavailable(error: &dyn Error) -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], error.to_string()).into_response()
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        self.0
-    }
-}
-
-/// What this process works on, by session.
-#[derive(Clone, Default)]
-struct Works(Arc<Mutex<HashMap<SessionKey, ScopeHandle<String>>>>);
-
-impl Works {
-    /// Starts work, and keeps its handle until it has ended.
-    fn keep(&self, start: impl FnOnce() -> ScopeHandle<String>) -> ScopeHandle<String> {
-        let mut kept = self.lock();
-        // Under the lock, so that the session's next run can only come after this one.
-        let work = start();
-        kept.insert(work.context().key().clone(), work.clone());
-        tokio::spawn(self.clone().forget(work.clone()));
-        work
-    }
-
-    async fn forget(self, work: ScopeHandle<String>) {
-        let _ = work.attach().await;
-        let (ctx, mut kept) = (work.context(), self.lock());
-        // The session's next run may have replaced the entry.
-        if kept.get(ctx.key()).is_some_and(|work| work.context().run_id() == ctx.run_id()) {
-            kept.remove(ctx.key());
-        }
-    }
-
-    fn of(&self, key: &SessionKey) -> Option<ScopeHandle<String>> {
-        self.lock().get(key).cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, ScopeHandle<String>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+async fn ready(State(sessions): State<Sessions>) -> StatusCode {
+    if sessions.supervisor().is_ready().await { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 #[tokio::main]
@@ -223,8 +123,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .route("/sessions/{account}/{session}/run", post(start).get(attach).delete(stop))
         .route("/sessions/{account}/{session}/turn", post(turn))
+        .route("/sessions/{account}/{session}/events", get(events))
         .route("/ready", get(ready))
-        .with_state(Host { supervisor: supervisor.clone(), works: Works::default() });
+        .with_state(Sessions::new(supervisor.clone()));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
     println!("listening on http://{}, leases in {}", listener.local_addr()?, supervisor.location());
     let closed = CancellationToken::new();

@@ -17,7 +17,10 @@ use {
         process::{Command, Stdio},
         time::Duration,
     },
-    tenure::{ChildTree, LeaseSupervisor, RunContext, SessionKey, process::ProcessOutcome},
+    tenure::{
+        LeaseSupervisor, RunContext, SessionKey,
+        process::{ChildTree, ProcessOutcome},
+    },
     tokio::{
         io::AsyncReadExt,
         process::ChildStdout,

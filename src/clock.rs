@@ -54,6 +54,7 @@ fn nanos(duration: Duration) -> u64 {
 
 /// The three local clocks, read together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Reading {
     /// The boot clock. It goes on in suspend, and never jumps.
     pub boot: BootInstant,
@@ -63,7 +64,15 @@ pub struct Reading {
     pub wall: Duration,
 }
 
-/// A source of local time: [`SystemClock`] in production, and a simulated clock in tests.
+impl Reading {
+    /// The three clocks of one instant.
+    pub fn new(boot: BootInstant, monotonic: Duration, wall: Duration) -> Self {
+        Self { boot, monotonic, wall }
+    }
+}
+
+/// A source of local time: [`SystemClock`] in production, and a simulated clock in tests. You may implement it. A later
+/// release adds no method without a default.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The boot clock now. Costs nanoseconds, and never goes back.
     fn now(&self) -> BootInstant;

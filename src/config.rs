@@ -236,6 +236,7 @@ fn whole_millis(duration: Duration) -> Duration {
 pub enum ConfigError {
     /// One setting is out of its bounds.
     #[error("{setting} is {value:?} but must be between {bounds} (here {least:?} to {greatest:?})")]
+    #[non_exhaustive]
     OutOfBounds {
         /// Which setting.
         setting: &'static str,
@@ -254,6 +255,7 @@ pub enum ConfigError {
          1.1·renew_interval + 3·renew_timeout + two pauses is {needed:?}, but trust lasts ttl − safety_margin = \
          {trusted:?}; shorten one of them or lengthen the ttl"
     )]
+    #[non_exhaustive]
     TooFewAttempts {
         /// The setting.
         renew_interval: Duration,

@@ -17,6 +17,7 @@ pub enum EndReason {
     Completed,
     /// The work failed, by its own account: it returned an error to [`try_scope`](crate::Run::try_scope), or said so with
     /// [`fail`](crate::RunContext::fail).
+    #[non_exhaustive]
     Failed {
         /// The error's text, for people: at most 1,000 bytes, the rest is cut off. As JSON it is called `why`.
         #[cfg_attr(feature = "serde", serde(rename = "why"))]
@@ -27,6 +28,7 @@ pub enum EndReason {
     /// The work panicked, or the supervisor's own actor did.
     Panicked,
     /// Somebody asked the run to stop.
+    #[non_exhaustive]
     Stopped {
         /// Who asked, for people.
         by: Option<String>,
@@ -37,6 +39,7 @@ pub enum EndReason {
     /// The supervisor was shut down.
     Shutdown,
     /// The run reached a limit that it was given.
+    #[non_exhaustive]
     TimedOut {
         /// Which limit it reached.
         limit: Limit,
@@ -105,7 +108,8 @@ impl EndReason {
         matches!(self, Self::Superseded | Self::Expired)
     }
 
-    pub(crate) fn failed(error: impl fmt::Display) -> Self {
+    /// [`Failed`](Self::Failed) with the beginning of the error's text.
+    pub fn failed(error: impl fmt::Display) -> Self {
         Self::Failed { reason: printable_start(error.to_string().trim(), LONGEST_FAILURE) }
     }
 
@@ -143,8 +147,18 @@ impl EndReason {
         })
     }
 
-    pub(crate) fn stopped(request: &StopRequest) -> Self {
-        Self::Stopped { by: request.by.clone(), reason: request.reason.clone() }
+    /// [`Stopped`](Self::Stopped), by somebody with this name, for this reason.
+    pub fn stopped(by: Option<String>, reason: Option<String>) -> Self {
+        Self::Stopped { by, reason }
+    }
+
+    /// [`TimedOut`](Self::TimedOut) by this limit.
+    pub fn timed_out(limit: Limit) -> Self {
+        Self::TimedOut { limit }
+    }
+
+    pub(crate) fn asked(request: &StopRequest) -> Self {
+        Self::stopped(request.by.clone(), request.reason.clone())
     }
 }
 

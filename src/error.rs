@@ -133,6 +133,7 @@ pub enum StartError {
          needs {needed:?}; {}",
         longer(*needed)
     )]
+    #[non_exhaustive]
     SlowLine {
         /// Which database.
         location: String,
@@ -234,6 +235,7 @@ impl From<QueryError> for BreakError {
 /// has changed in that process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the supervisor has ended, or lives in the process that this one was forked from; start another one")]
+#[non_exhaustive]
 pub struct Closed;
 
 /// Work in a scope did not complete under a held lease.

@@ -39,6 +39,7 @@ pub struct RunRef {
 #[non_exhaustive]
 pub enum RunEvent {
     /// The database granted a session.
+    #[non_exhaustive]
     Acquired {
         /// Which run.
         run: RunRef,
@@ -47,6 +48,7 @@ pub enum RunEvent {
         ttl: Duration,
     },
     /// A renewal is overdue or unanswered. The run goes on and retries.
+    #[non_exhaustive]
     AtRisk {
         /// Which run.
         run: RunRef,
@@ -58,11 +60,13 @@ pub enum RunEvent {
         cause: Option<StoreError>,
     },
     /// A renewal was confirmed after all.
+    #[non_exhaustive]
     Recovered {
         /// Which run.
         run: RunRef,
     },
     /// The run was told to stop. Its work has its grace.
+    #[non_exhaustive]
     Stopping {
         /// Which run.
         run: RunRef,
@@ -70,11 +74,13 @@ pub enum RunEvent {
         reason: EndReason,
     },
     /// The work has outlived its grace. The lease is kept until the work ends or trust ends.
+    #[non_exhaustive]
     Stuck {
         /// Which run.
         run: RunRef,
     },
     /// The run no longer holds its session. After a loss its work may still be ending.
+    #[non_exhaustive]
     Ended {
         /// Which run.
         run: RunRef,

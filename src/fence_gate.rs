@@ -60,14 +60,15 @@ pub use table::{SQLITE, SQLITE_TABLE};
 /// Clones are handles of the same gate.
 ///
 /// ```
-/// # use tenure::{SessionKey, fence_gate::{FenceGate, Refused}};
+/// # use tenure::{FencingToken, SessionKey, fence_gate::{FenceGate, Refused}};
 /// let gate = FenceGate::new();
 /// let key = SessionKey::new("acct-1", "chat-9")?;
-/// gate.admit(&key, 7.into()).unwrap();
-/// gate.admit(&key, 7.into()).unwrap();
-/// gate.admit(&key, 9.into()).unwrap();
-/// assert!(matches!(gate.admit(&key, 7.into()), Err(Refused::Late { seen, .. }) if seen == 9.into()));
-/// # Ok::<(), tenure::InvalidText>(())
+/// let (older, newer) = (FencingToken::new(7)?, FencingToken::new(9)?);
+/// gate.admit(&key, older)?;
+/// gate.admit(&key, older)?;
+/// gate.admit(&key, newer)?;
+/// assert!(matches!(gate.admit(&key, older), Err(Refused::Late { seen, .. }) if seen == newer));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # After a restart
@@ -92,7 +93,7 @@ pub struct FenceGate {
 /// What a gate knows of one session.
 #[derive(Default)]
 struct Known {
-    /// The greatest fence that was admitted.
+    /// The greatest fence that was admitted. Zero if none was.
     highest: AtomicI64,
     /// The fence whose writes may be under way. Writes with smaller fences are over. Each write under way holds a read
     /// lock.
@@ -114,21 +115,22 @@ impl FenceGate {
     /// A gate that knows nothing yet, and vouches for fences that are issued from `instant` on. `instant` should be
     /// now, plus as much as the granting database's clock may be ahead of the local clock.
     pub fn starting_at(instant: SystemTime) -> Self {
-        Self::vouching_from(micros(instant))
+        Self::vouching_from(issued_at(instant))
     }
 
     /// A gate that knows everything that is in a [snapshot](Self::snapshot) of another gate. So it vouches for every
     /// fence.
     pub fn restore(known: impl IntoIterator<Item = (SessionKey, FencingToken)>) -> Self {
-        let gate = Self::vouching_from(0);
+        let gate = Self::vouching_from(FencingToken::LEAST);
         for (key, fence) in known {
             gate.known(&key).highest.fetch_max(fence.as_i64(), Ordering::AcqRel);
         }
         gate
     }
 
-    fn vouching_from(fence: i64) -> Self {
-        Self { known: Arc::default(), vouches_from: Arc::new(AtomicI64::new(fence)), is_strict: false }
+    fn vouching_from(fence: FencingToken) -> Self {
+        let vouches_from = Arc::new(AtomicI64::new(fence.as_i64()));
+        Self { known: Arc::default(), vouches_from, is_strict: false }
     }
 
     /// Makes the gate refuse fences for which it cannot vouch. A writer with such a fence has to acquire the session
@@ -182,22 +184,21 @@ impl FenceGate {
     /// The greatest fence that was admitted for this session.
     pub fn seen(&self, key: &SessionKey) -> Option<FencingToken> {
         let known = self.lock();
-        let highest = known.get(key)?.highest.load(Ordering::Acquire);
-        (highest > 0).then(|| highest.into())
+        known.get(key)?.admitted()
     }
 
     /// The least fence for which the gate can vouch. For this fence and every greater one, the gate knows whether a
-    /// still greater fence of the same session was ever admitted here. Zero if the gate has forgotten nothing. The
+    /// still greater fence of the same session was ever admitted here. 1 if the gate has forgotten nothing. The
     /// number is also an instant, in microseconds since 1970.
     pub fn vouches_from(&self) -> FencingToken {
-        self.vouches_from.load(Ordering::Acquire).into()
+        FencingToken::at_least(self.vouches_from.load(Ordering::Acquire))
     }
 
     /// Forgets sessions whose greatest fence was issued before this instant, to keep the gate small. Afterwards the
     /// gate vouches only from this instant on. The only cost for a [strict](Self::strict) gate is that older runs can
     /// no longer write.
     pub fn forget_before(&self, instant: SystemTime) {
-        let from = micros(instant);
+        let from = issued_at(instant).as_i64();
         let mut known = self.lock();
         self.vouches_from.fetch_max(from, Ordering::AcqRel);
         // Keep a session that is in use or about to be, because its entry keeps the order of its writes.
@@ -212,9 +213,7 @@ impl FenceGate {
     /// any more: what it admits later is not in the snapshot.
     pub fn snapshot(&self) -> Vec<(SessionKey, FencingToken)> {
         let known = self.lock();
-        let fence = |known: &Known| known.highest.load(Ordering::Acquire);
-        let all = known.iter().map(|(key, known)| (key.clone(), fence(known)));
-        all.filter(|(_, fence)| *fence > 0).map(|(key, fence)| (key, fence.into())).collect()
+        known.iter().filter_map(|(key, known)| Some((key.clone(), known.admitted()?))).collect()
     }
 
     fn known_if_vouched(&self, key: &SessionKey, fence: FencingToken) -> Result<Arc<Known>, Refused> {
@@ -233,7 +232,7 @@ impl FenceGate {
     fn admit_known(&self, known: &Known, fence: FencingToken) -> Result<Admitted, Refused> {
         let before = known.highest.fetch_max(fence.as_i64(), Ordering::AcqRel);
         if before > fence.as_i64() {
-            return Err(Refused::Late { fence, seen: before.into() });
+            return Err(Refused::Late { fence, seen: FencingToken::at_least(before) });
         }
         Ok(Admitted { fence, is_vouched: fence >= self.vouches_from() })
     }
@@ -252,9 +251,16 @@ impl FenceGate {
 }
 
 impl Known {
+    /// The greatest fence that was admitted, if any was.
+    fn admitted(&self) -> Option<FencingToken> {
+        FencingToken::new(self.highest.load(Ordering::Acquire)).ok()
+    }
+
     fn refuse_late(&self, fence: FencingToken) -> Result<(), Refused> {
-        let seen = self.highest.load(Ordering::Acquire);
-        if seen > fence.as_i64() { Err(Refused::Late { fence, seen: seen.into() }) } else { Ok(()) }
+        match self.admitted() {
+            Some(seen) if seen > fence => Err(Refused::Late { fence, seen }),
+            _ => Ok(()),
+        }
     }
 
     fn is_entered(&self) -> bool {
@@ -303,6 +309,7 @@ impl Passage {
 pub enum Refused {
     /// A later run has written.
     #[error("fence {fence} is late: a run with fence {seen} has written; stop, the session is another run's")]
+    #[non_exhaustive]
     Late {
         /// What was presented.
         fence: FencingToken,
@@ -311,6 +318,7 @@ pub enum Refused {
     },
     /// The gate does not know what was written before `from`, and is [strict](FenceGate::strict).
     #[error("the gate can vouch only from fence {from} on, and {fence} is older; acquire the session anew")]
+    #[non_exhaustive]
     Unvouched {
         /// What was presented.
         fence: FencingToken,
@@ -319,6 +327,8 @@ pub enum Refused {
     },
 }
 
-fn micros(instant: SystemTime) -> i64 {
-    clock::micros(instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO))
+/// The least fence that is issued at this instant.
+fn issued_at(instant: SystemTime) -> FencingToken {
+    let since_1970 = instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    FencingToken::at_least(clock::micros(since_1970))
 }

@@ -74,6 +74,7 @@ pub struct PastRun {
 #[non_exhaustive]
 pub enum Ending {
     /// The run gave it back.
+    #[non_exhaustive]
     Released {
         /// Why the run ended. `None` if an earlier release of this library gave it back.
         why: Option<EndReason>,
@@ -81,6 +82,7 @@ pub enum Ending {
     /// It expired, and the next run has taken the session over.
     TakenOver,
     /// Somebody knew that the run was dead, and [broke](crate::LeaseSupervisor::break_lease) its lease.
+    #[non_exhaustive]
     Broken {
         /// Who, for people.
         by: Option<String>,
@@ -91,16 +93,19 @@ pub enum Ending {
     Swept,
     /// Its row was deleted by hand. On SQLite this is also what a release by an earlier release of this library is
     /// taken for.
+    #[non_exhaustive]
     Deleted {
         /// The database role that did it, where the database has roles.
         by: Option<String>,
     },
     /// Its row was given to another run, or its lease was ended, by hand.
+    #[non_exhaustive]
     Changed {
         /// The database role that did it, where the database has roles.
         by: Option<String>,
     },
     /// In a way that this release does not know. The text is for people.
+    #[non_exhaustive]
     Other {
         /// The way.
         word: String,
@@ -108,6 +113,26 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// [`Released`](Self::Released), after an end for this reason.
+    pub fn released(why: Option<EndReason>) -> Self {
+        Self::Released { why }
+    }
+
+    /// [`Broken`](Self::Broken), by somebody with this name, for this reason.
+    pub fn broken(by: Option<String>, reason: Option<String>) -> Self {
+        Self::Broken { by, reason }
+    }
+
+    /// [`Deleted`](Self::Deleted), by this role.
+    pub fn deleted(by: Option<String>) -> Self {
+        Self::Deleted { by }
+    }
+
+    /// [`Changed`](Self::Changed), by this role.
+    pub fn changed(by: Option<String>) -> Self {
+        Self::Changed { by }
+    }
+
     /// Reads what a database has recorded.
     pub(crate) fn of(how: &str, reason: Option<&str>, by: Option<String>, why: Option<String>) -> Self {
         match how {

@@ -25,18 +25,18 @@ pub(crate) mod sealed {
     pub enum FoundRun {
         /// The run holds the session, and `remaining` is left of its lease by the database's clock.
         Pinned {
-            fence: i64,
+            fence: FencingToken,
             remaining: Duration,
         },
         /// No other run has the session, or can have it before the transaction ends. This transaction cannot see
         /// whether the lease has expired.
         Unsure {
-            fence: i64,
+            fence: FencingToken,
         },
         Expired,
         Superseded {
             run_id: Uuid,
-            fence: i64,
+            fence: FencingToken,
         },
         /// There is no row.
         Gone,
@@ -64,11 +64,13 @@ pub(crate) mod sealed {
             &'a mut self,
             key: &'a SessionKey,
             fence: FencingToken,
-        ) -> BoxFuture<'a, Result<i64, sqlx::Error>>;
+        ) -> BoxFuture<'a, Result<FencingToken, sqlx::Error>>;
     }
 }
 
 pub(crate) use sealed::FoundRun;
+
+use crate::session::FencingToken;
 
 /// The schema that holds the leases on PostgreSQL, unless the database's URL names another.
 pub(crate) const SCHEMA: &str = "tenure";
@@ -88,6 +90,15 @@ pub(crate) mod sql {
         let quoted = format!("\"{}\".session_lease", schema.replace('"', "\"\""));
         PIN_POSTGRES.replace("tenure.session_lease", &quoted)
     }
+}
+
+/// A fence that the database has read.
+pub(crate) fn fence<'r, R: sqlx::Row>(row: &'r R, column: &'static str) -> Result<FencingToken, sqlx::Error>
+where
+    &'static str: sqlx::ColumnIndex<R>,
+    i64: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+{
+    FencingToken::new(row.try_get(column)?).map_err(|error| sqlx::Error::Decode(Box::new(error)))
 }
 
 /// Whether the database has no such table.

@@ -201,7 +201,7 @@ impl Lease {
                 }
                 self.confirm(sent_at, remaining, now);
                 if let Some(request) = stop {
-                    self.on_stop(EndReason::stopped(&request), None, now);
+                    self.on_stop(EndReason::asked(&request), None, now);
                 }
             }
             Renewal::Lost(reason) => self.lose(reason, now),

@@ -138,6 +138,58 @@
 //! hint, and only if the holder listens, because NOTIFY takes a lock on the whole database. Changes are never sent to
 //! watchers: they poll.
 //!
+//! # Tracing
+//!
+//! The library logs with [`tracing`](https://docs.rs/tracing). These names stay: the targets, the span and its fields,
+//! and in the second table the events with their levels and fields. A later release may add to them. The texts of
+//! messages may change, and so may events that are not in the table.
+//!
+//! | target | what it is about |
+//! |---|---|
+//! | `tenure::run` | a run, from its grant to its end |
+//! | `tenure::acquire` | requests for sessions that were not granted |
+//! | `tenure::store` | connections, statements, and what the database says |
+//! | `tenure::supervisor` | the supervisor, and clocks of its machine that jump |
+//!
+//! Each run has a span `run` with the fields `account`, `session`, `run_id` and `fence`. Its target is `tenure::run`, and
+//! its level is `ERROR`, so that a filter which lets through any event of a run also lets through which run it is. It is
+//! a root, because a run may outlive the request that it was acquired for. It follows from the span in which the acquire
+//! was awaited. Work in a [scope](Run::scope) is in the run's span, and so is what it starts through its context. Other
+//! code can enter it: [`RunContext::span`].
+//!
+//! | event | target | level | fields |
+//! |---|---|---|---|
+//! | `acquired` | `tenure::run` | `INFO` | `holder`, `ttl_ms` |
+//! | `renewed` | `tenure::run` | `DEBUG` | `trusted_for_ms` |
+//! | `at_risk` | `tenure::run` | `WARN` | `trusted_for_ms`, and `cause` where there was an answer |
+//! | `recovered` | `tenure::run` | `INFO` | |
+//! | `stopping` | `tenure::run` | `INFO` | `reason` |
+//! | `stuck` | `tenure::run` | `WARN` | |
+//! | `gave_up` | `tenure::run` | `WARN` | |
+//! | `ended` | `tenure::run` | `INFO`; after a loss `WARN`, with `cause` where there is one | `reason`, `released` |
+//! | `refused` | `tenure::acquire` | `DEBUG` | `account`, `session`, `holder`, `holder_run_id`, `expires_in_ms` |
+//! | `not_acquired` | `tenure::acquire` | `DEBUG` | `account`, `session`, `cause` |
+//!
+//! The event's name is the name in its metadata. Events of `tenure::run` are in the run's span, and the last two are in
+//! the span of the code that asked. No field has a password in it. In texts that people choose, characters that cannot
+//! be seen are [escaped](text::printable).
+//!
+//! # Crates in signatures
+//!
+//! Types of these crates are in signatures of `tenure`, which re-exports them. A program that takes them from `tenure`
+//! need not match versions: `tenure::tokio_util::sync::CancellationToken` is the type of [`RunContext::token`].
+//!
+//! | crate | what of it |
+//! |---|---|
+//! | [`actix`] | `Recipient`, to which [events](LeaseSupervisorBuilder::events) go |
+//! | [`futures`] | `Stream`; `StreamExt` has the methods to read one |
+//! | [`sqlx`] | connections on which a lease is [pinned](RunContext::pin), and their errors |
+//! | [`tokio_util`] | `CancellationToken` |
+//! | [`tracing`] | `Span`, of a [run](RunContext::span) |
+//! | [`uuid`] | `Uuid`, what a [`RunId`] is |
+//!
+//! A new incompatible version of one of them comes only with a new incompatible version of `tenure`.
+//!
 //! # Features
 //!
 //! - `postgres`, `sqlite` (both on by default): the backends.
@@ -153,6 +205,8 @@
 //! - `testing`: the in-memory store, its faults, and virtual time, for tests of your own code. The module's page has
 //!   complete tests to start from.
 //! - `tower`: a layer that refuses late writers in front of an HTTP service ([`fence_gate::FenceLayer`]).
+//! - `axum`, `actix-web`: errors that answer HTTP requests by themselves, as `application/problem+json`, and an
+//!   extractor for the session of a request ([`web`]). Both turn on `serde`.
 //! - `cli`: the command `tenure`.
 //! - `serde`: `Serialize` for every value that a server may show to its clients, and `Deserialize` for those that a
 //!   client may read: keys, ids, labels and phases with the checks of their constructors, refusals ([`Busy`]), holders,
@@ -193,8 +247,11 @@ pub mod store;
 mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod text;
+pub mod text;
+mod trace;
 mod watch;
+#[cfg(any(feature = "axum", feature = "actix-web"))]
+pub mod web;
 
 pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
@@ -202,20 +259,27 @@ pub use end::{EndReason, Ended, Limit};
 pub use error::{AcquireError, BreakError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
 pub use history::{Ending, History, PastRun};
-#[cfg(all(unix, feature = "process"))]
-pub use process::{ChildEnd, ChildError, ChildTree};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
-    FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, SessionState,
-    SessionStatus, StopRequest,
+    FencingToken, Holder, InvalidFence, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey,
+    SessionState, SessionStatus, StopRequest,
 };
 pub use store::StoreError;
 pub use supervisor::{
-    AcquireBuilder, Asked, BreakAnswer, BreakBuilder, BrokenLease, Connections, HistoryBuilder,
-    LeaseSupervisor, LeaseSupervisorBuilder, ListBuilder, StopAnswer, StopBuilder,
+    Asked, BreakAnswer, BrokenLease, Connections, LeaseSupervisor, LeaseSupervisorBuilder, StopAnswer,
 };
-pub use text::{printable, printable_name, printable_path};
 pub use watch::{Observed, Standby};
+// Their types are in the signatures of this crate.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[doc(no_inline)]
+pub use sqlx;
+#[doc(no_inline)]
+pub use {actix, futures, tokio_util, tracing, uuid};
+
+/// Requests with options. [`LeaseSupervisor`] makes them, and awaiting one sends it.
+pub mod request {
+    pub use crate::supervisor::{AcquireBuilder, BreakBuilder, HistoryBuilder, ListBuilder, StopBuilder};
+}
 
 /// Creates the schema in the database of this URL, or brings it up to date. Several processes may call this at the same
 /// time: the schema is applied once.

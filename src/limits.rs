@@ -6,7 +6,13 @@
 use std::{collections::TryReserveError, fmt, fs::File, hint::black_box, io, sync::mpsc, thread};
 
 /// The resources that are needed at the same time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// ```
+/// let need = tenure::limits::Need::default().descriptors(40).threads(8);
+/// need.check().unwrap();
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct Need {
     /// File descriptors.
     pub descriptors: usize,
@@ -21,6 +27,24 @@ pub struct Need {
 pub(crate) const SUPERVISOR: Need = Need { descriptors: 28, threads: 12, memory: 16 << 20 };
 
 impl Need {
+    /// Also this many file descriptors.
+    #[must_use]
+    pub fn descriptors(self, descriptors: usize) -> Self {
+        Self { descriptors, ..self }
+    }
+
+    /// Also this many threads.
+    #[must_use]
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
+    }
+
+    /// Also this many bytes of address space.
+    #[must_use]
+    pub fn memory(self, memory: usize) -> Self {
+        Self { memory, ..self }
+    }
+
     /// Takes all of these resources for a moment, and gives them back.
     ///
     /// # Errors

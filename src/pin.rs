@@ -130,15 +130,11 @@ pub(crate) async fn pin_trusted<C: HostConnection + ?Sized>(
         return Err(PinError::NoTransaction);
     }
     match connection.pin(key, run_id, schema).await? {
-        FoundRun::Pinned { fence, remaining } => {
-            Ok(Pinned { fence: fence.into(), remaining: Some(remaining) })
-        }
-        FoundRun::Unsure { fence } if is_trusted() => Ok(Pinned { fence: fence.into(), remaining: None }),
+        FoundRun::Pinned { fence, remaining } => Ok(Pinned { fence, remaining: Some(remaining) }),
+        FoundRun::Unsure { fence } if is_trusted() => Ok(Pinned { fence, remaining: None }),
         FoundRun::Unsure { .. } => Err(PinError::StaleSnapshot),
         FoundRun::Expired => Err(PinError::Expired),
-        FoundRun::Superseded { run_id, fence } => {
-            Err(PinError::Superseded { run_id: run_id.into(), fence: fence.into() })
-        }
+        FoundRun::Superseded { run_id, fence } => Err(PinError::Superseded { run_id: run_id.into(), fence }),
         FoundRun::Gone => Err(PinError::Released),
         FoundRun::Lost => Err(PinError::Lost),
     }
@@ -161,6 +157,7 @@ pub struct Pinned {
 pub enum PinError {
     /// Another run has taken the session over.
     #[error("the session is another run's now ({run_id}, fence {fence}); roll back")]
+    #[non_exhaustive]
     Superseded {
         /// That run.
         run_id: RunId,

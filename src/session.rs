@@ -9,7 +9,7 @@ mod texts;
 #[cfg(feature = "serde")]
 mod wire;
 
-pub use key::{FencingToken, NodeId, RunId, SessionKey};
+pub use key::{FencingToken, InvalidFence, NodeId, RunId, SessionKey};
 pub use status::{Holder, RunStage, SessionState, SessionStatus, Standby, StopRequest, UnknownStage};
 pub use texts::{InvalidText, Label, Reason, Requester, RunPhase};
 #[cfg(feature = "serde")]

@@ -7,6 +7,9 @@
 //! Most users never name this module: [`LeaseSupervisor::builder`](crate::LeaseSupervisor::builder) picks the store
 //! from a URL.
 //!
+//! The protocol itself, its connections, items and outcomes, is not part of the public API and not shown here: any
+//! release may add to it. Only the stores of this crate speak it.
+//!
 //! # The row
 //!
 //! A session that is held has one row. The row has the session's key; the run's id, fence, node, label, stage and
@@ -32,7 +35,7 @@
 //! # The verbs
 //!
 //! **acquire** grants a session that is idle or expired, or already held by the same run. A *refusal*
-//! ([`AcquireOutcome::Busy`]) locks nothing, writes nothing and names the holder. An expired lease that its run still
+//! (`AcquireOutcome::Busy`) locks nothing, writes nothing and names the holder. An expired lease that its run still
 //! [pins](crate::pin) is refused, too. The fence of a grant is strictly greater than the fence of any earlier grant of
 //! the session, whatever happened to the row in between (invariant I8). An acquire that is repeated under the same run
 //! id gets the same fence, keeps `acquired_at`, phase, stage and stop request, and sets
@@ -47,7 +50,7 @@
 //! **request_stop** chooses the run that holds the session. If the caller names a run, it chooses that run, and only if
 //! it holds the session. It records the request in the row under that run's id, and checks under the row's lock that
 //! the lease has not expired. So the request never hits a run that holds the session later. The first request is kept.
-//! If the holder [listens](LeaseStore::listen), it gets a hint with the same commit. Its next renewal returns the
+//! If the holder listens, it gets a hint with the same commit. Its next renewal returns the
 //! request in any case.
 //!
 //! **release** deletes the row of this run. If there is no such row, that is an outcome, not an error.
@@ -65,9 +68,9 @@
 //! again under each row's lock.
 //!
 //! **inspect** and **list** only read. **probe** tells whether the database could answer the other verbs now. A
-//! connection that [`connect`](LeaseStore::connect) opened does not accept the answers of a server that takes no
+//! connection for all verbs does not accept the answers of a server that takes no
 //! writes: that server may be a demoted primary whose data is old. A connection that
-//! [`connect_to_look`](LeaseStore::connect_to_look) opened may read from such a server, and names it beside the answer.
+//! only looks may read from such a server, and names it beside the answer.
 
 use std::time::Duration;
 
@@ -91,19 +94,23 @@ mod schema;
 mod sqlite;
 mod url;
 
-pub use crate::session::{Reason, Requester, UnknownStage};
+pub use crate::session::UnknownStage;
+#[doc(hidden)]
+pub use crate::session::{Reason, Requester};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use contract::sealed;
 #[cfg(not(feature = "testing"))]
 pub(crate) use contract::sealed;
-pub use contract::{
-    Bounds, KeepHistory, LeaseConnection, LeaseStore, Listening, Migrated, SharedStore, VerbKind,
-};
+#[doc(hidden)]
+pub use contract::{Bounds, LeaseConnection, Listening, VerbKind};
+pub use contract::{KeepHistory, LeaseStore, Migrated, SharedStore};
 pub use error::StoreError;
+#[doc(hidden)]
 pub use hints::{Hint, Listener};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use item::untold;
+#[doc(hidden)]
 pub use item::{
     Acquire, AcquireOutcome, BreakLease, BreakOutcome, Grant, HistoryPage, Page, Release, ReleaseOutcome,
     Renew, RenewOutcome, Renewed, StopOutcome, StopRun,
@@ -123,6 +130,7 @@ pub const SWEEP_AFTER: Duration = Duration::from_secs(3600);
 
 /// The most items that a caller should hand over in one call. With more, PostgreSQL may choose a plan that takes
 /// seconds.
+#[doc(hidden)]
 pub const MAX_BATCH: usize = 500;
 
 #[cfg(feature = "testing")]

@@ -35,7 +35,8 @@
 //! - *The database's clock jumps*: [`MemoryStore::step_clock_forward`], [`MemoryStore::step_clock_back`].
 //!
 //! Some values are otherwise made only by a supervisor. For tests of code that handles them there are [`busy`],
-//! [`holder`], [`ended`] and [`run_ref`]. Their public fields can be changed afterwards.
+//! [`holder`], [`ended`], [`run_ref`], [`unavailable`], [`closed`] and the functions in [`events`]. Their public fields can
+//! be changed afterwards.
 //!
 //! To check the outcome, use [`MemoryStore::row`], [`MemoryStore::is_empty`], and the run's own
 //! [`Ended`](crate::Ended).
@@ -60,7 +61,7 @@ use crate::{
 
 mod values;
 
-pub use values::{busy, ended, holder, run_ref};
+pub use values::{busy, closed, ended, events, holder, past_run, run_ref, unavailable};
 
 /// Runs a test in virtual time, in a fresh actix system on the current thread.
 ///

@@ -8,7 +8,7 @@ use std::{borrow::Cow, path::Path};
 /// The result is for people, not for parsing: a text that already contains such an escape looks the same.
 ///
 /// ```
-/// assert_eq!(tenure::printable("bell\u{7}, caf\u{e9}, right\u{202e}left"), r"bell\u{7}, café, right\u{202e}left");
+/// assert_eq!(tenure::text::printable("bell\u{7}, caf\u{e9}, right\u{202e}left"), r"bell\u{7}, café, right\u{202e}left");
 /// ```
 pub fn printable(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_seen) {
@@ -25,7 +25,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 /// has a space, a slash, a quote, a backslash, or anything that is escaped.
 ///
 /// ```
-/// use tenure::printable_name;
+/// use tenure::text::printable_name;
 /// assert_eq!(printable_name("chat-9"), "chat-9");
 /// assert_eq!(printable_name("sb "), "\"sb \"");
 /// assert_eq!(printable_name("b/c"), "\"b/c\"");

@@ -15,6 +15,7 @@ pub enum Observed {
     Known(SessionStatus),
     /// It is not known whether anybody holds the session. The database does not answer, or the lease that it showed
     /// last would have expired by now.
+    #[non_exhaustive]
     Unknown {
         /// The last known state. It need not be the present one. `None` if no state was ever known.
         last_known: Option<SessionStatus>,
@@ -25,6 +26,11 @@ pub enum Observed {
 }
 
 impl Observed {
+    /// A state that is not known now, was last known as this, and was read at this instant.
+    pub fn unknown(last_known: Option<SessionStatus>, since: SystemTime) -> Self {
+        Self::Unknown { last_known, since }
+    }
+
     /// The present state, if it is known.
     pub fn known(&self) -> Option<&SessionStatus> {
         match self {

@@ -1,4 +1,5 @@
-//! The HTTP examples answer as their own documentation says: 200, 409, 410, 503, and the run that outlives its client.
+//! The HTTP examples answer as their own documentation says: 200, 409, 410, 503, the run that outlives its client, and
+//! the session as server-sent events.
 //!
 //! The examples are built by `cargo test`, but not by `cargo test --test examples_http`: that takes those it finds.
 
@@ -8,7 +9,7 @@ mod support;
 
 use std::{
     env,
-    io::{BufRead, BufReader, Read, Write},
+    io::{BufRead, BufReader, Lines, Read, Write},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
@@ -20,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::wait_until;
 use tempfile::TempDir;
-use tenure::{LeaseSupervisor, RunId, SessionKey, SessionStatus};
+use tenure::{Busy, LeaseSupervisor, RunId, SessionKey, SessionStatus};
 
 const EXAMPLES: [&str; 2] = ["axum", "actix_web"];
 
@@ -30,8 +31,9 @@ fn a_reply_is_200_and_a_busy_session_is_409_with_its_holder_and_retry_after() {
         let run = block_on(service.elsewhere.acquire(&key("chat")).into_future()).expect("nobody holds it");
         let refused = service.post("chat/run", "hello").answer();
         assert_eq!(refused.status, 409, "{refused:?}");
-        assert_eq!(refused.json()["holder"]["label"], "the test", "{refused:?}");
-        assert_eq!(refused.json()["holder"]["run_id"], run.run_id().to_string(), "{refused:?}");
+        let busy: Busy =
+            serde_json::from_str(&refused.body).unwrap_or_else(|error| panic!("{error}: {refused:?}"));
+        assert_eq!((busy.holder().label.as_str(), busy.holder().run_id), ("the test", run.run_id()));
         assert!((1..=5).contains(&refused.retry_after()), "{refused:?}");
         assert_eq!(service.post("chat/turn", "hello").answer().status, 409);
 
@@ -46,10 +48,11 @@ fn a_reply_is_200_and_a_busy_session_is_409_with_its_holder_and_retry_after() {
 #[test]
 fn a_key_that_cannot_be_stored_is_400() {
     for service in EXAMPLES.map(Service::start) {
-        for session in ["x".repeat(300), "a%00b".to_owned()] {
+        for session in ["x".repeat(300), "a%00b".to_owned(), "a%ffb".to_owned()] {
             for path in ["run", "turn"] {
                 let refused = service.post(&format!("{session}/{path}"), "hello").answer();
                 assert_eq!(refused.status, 400, "{session}/{path}: {refused:?}");
+                assert_eq!(refused.json()["status"], 400, "{refused:?}");
             }
         }
     }
@@ -118,6 +121,27 @@ fn a_draining_service_refuses_with_503_lets_its_run_end_and_exits_with_success()
         assert_eq!(client.answer().status, 410);
         assert!(service.exit().success());
         assert_eq!(service.holder("chat"), None, "it left nothing behind");
+    }
+}
+
+#[test]
+fn events_show_the_session_each_change_and_end_with_the_service() {
+    for mut service in EXAMPLES.map(Service::start) {
+        let mut events = service.get("chat/events").events();
+        assert_eq!(events.next()["known"]["state"], "idle");
+        let run = block_on(service.elsewhere.acquire(&key("chat")).into_future()).expect("nobody holds it");
+        let running = events.next();
+        assert_eq!(running["known"]["state"], "running");
+        assert_eq!(running["known"]["holder"]["run_id"], run.run_id().to_string());
+        assert!(block_on(run.release()).released);
+        assert_eq!(events.next()["known"]["state"], "idle");
+
+        service.signal(Signal::TERM);
+        assert!(
+            events.0.all(|line| line.is_ok_and(|line| !line.starts_with("data:"))),
+            "nothing has changed"
+        );
+        assert!(service.exit().success());
     }
 }
 
@@ -243,6 +267,10 @@ struct Request {
 }
 
 impl Request {
+    fn events(self) -> Events {
+        Events(BufReader::new(self.stream).lines())
+    }
+
     fn answer(mut self) -> Answer {
         let mut text = String::new();
         self.stream.read_to_string(&mut text).unwrap_or_else(|error| panic!("{}: {error}", self.what));
@@ -250,6 +278,17 @@ impl Request {
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.unwrap_or_else(|| panic!("{}: {text:?}", self.what));
         Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+    }
+}
+
+/// The lines of a stream of server-sent events.
+struct Events(Lines<BufReader<TcpStream>>);
+
+impl Events {
+    fn next(&mut self) -> Value {
+        let mut lines = self.0.by_ref().map(|line| line.expect("it goes on"));
+        let data = lines.find_map(|line| line.strip_prefix("data: ").map(str::to_owned));
+        serde_json::from_str(&data.expect("there is another event")).expect("it is JSON")
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 /// The modules of the crate, highest first. A module may use those of its own line and of the lines below it.
 const LAYERS: &[&[&str]] = &[
-    &["testing"],
+    &["testing", "web"],
     &["supervisor"],
     &["actor"],
     &["run"],
@@ -16,7 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["apart", "diagnosis", "error", "event", "host"],
     &["store"],
     &["history"],
-    &["caller", "config", "end", "process", "watch"],
+    &["caller", "config", "end", "process", "trace", "watch"],
     &["session"],
     &["backoff", "clock", "limits", "origin", "pulse", "text"],
 ];

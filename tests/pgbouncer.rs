@@ -91,7 +91,7 @@ async fn a_request_to_stop_reaches_its_run_and_no_other() {
     let StopAnswer::Asked(asked) = asked else { panic!("{asked:?}") };
     assert!(asked.is_first() && asked.holder().run_id == run.run_id(), "{asked:?}");
     let reason = within(run.cancelled()).await;
-    let EndReason::Stopped { by, reason } = reason else { panic!("{reason}") };
+    let EndReason::Stopped { by, reason, .. } = reason else { panic!("{reason}") };
     assert_eq!((by.as_deref(), reason.as_deref()), (Some("alice"), Some("it's \\ enough")));
     drop(run);
     within(asked.stopped()).await.expect("the supervisor goes on");

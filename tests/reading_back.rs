@@ -74,15 +74,15 @@ fn holders_stop_requests_and_states_read_back() {
 #[test]
 fn ends_and_runs_read_back() {
     let limits = [Limit::MaxDuration(Duration::from_secs(9)), Limit::MaxSilence(Duration::from_millis(1))];
-    let stopped = EndReason::Stopped { by: Some("desk".to_owned()), reason: Some("enough".to_owned()) };
-    let failed = EndReason::Failed { reason: "no such model".to_owned() };
+    let stopped = EndReason::stopped(Some("desk".to_owned()), Some("enough".to_owned()));
+    let failed = EndReason::failed("no such model".to_owned());
     assert_eq!(serde_json::to_value(&failed).unwrap(), json!({ "reason": "failed", "why": "no such model" }));
     let reasons = [EndReason::Completed, failed, stopped, EndReason::Unconfirmed].into_iter();
-    for reason in reasons.chain(limits.map(|limit| EndReason::TimedOut { limit })) {
+    for reason in reasons.chain(limits.map(EndReason::timed_out)) {
         reads_back::<Ended>(&ended(reason));
     }
     let key = SessionKey::new("acct-1", "chat-9").unwrap();
-    reads_back::<RunRef>(&run_ref(key, RunId::random(), FencingToken::from(7)));
+    reads_back::<RunRef>(&run_ref(key, RunId::random(), FencingToken::new(7).unwrap()));
 }
 
 #[test]

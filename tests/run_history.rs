@@ -159,9 +159,9 @@ mod on_postgres {
         }
         let past = history(&*backend.store()).await.expect("it is kept");
         let [
-            Ending::Deleted { by: Some(first) },
-            Ending::Changed { by: Some(second) },
-            Ending::Changed { by: Some(third) },
+            Ending::Deleted { by: Some(first), .. },
+            Ending::Changed { by: Some(second), .. },
+            Ending::Changed { by: Some(third), .. },
         ] = &past[..]
         else {
             panic!("{past:?}")
@@ -187,7 +187,7 @@ mod on_postgres {
         let run = RunId::random();
         client.granted(acquire(&key("chat"), run)).await;
         assert_eq!(client.release(&key("chat"), run).await, ReleaseOutcome::Released);
-        assert_eq!(history(&*backend.store()).await, Some(vec![Ending::Released { why: None }]));
+        assert_eq!(history(&*backend.store()).await, Some(vec![Ending::released(None)]));
         let page = HistoryPage { key: key("chat"), before: None, limit: 100 };
         let denied = client.raw().history(&page).await.expect_err("it may not read it").to_string();
         assert!(denied.contains("GRANT SELECT ON tenure.run_history"), "{denied}");
@@ -250,7 +250,7 @@ mod on_postgres {
         let backend = PostgresBackend::on(database, "").await;
         early.renewed(renew(&key("chat"), run)).await;
         assert_eq!(early.release(&key("chat"), run).await, ReleaseOutcome::Released);
-        assert_eq!(history(&*store).await, Some(vec![Ending::Released { why: None }]));
+        assert_eq!(history(&*store).await, Some(vec![Ending::released(None)]));
         every_verb_works(&backend).await;
         assert_eq!(backend.store().migrate().await, Ok(Migrated::new(NEWEST_SCHEMA, NEWEST_SCHEMA)));
     }
@@ -340,7 +340,7 @@ mod on_postgres {
             matches!(
                 &past[..],
                 [
-                    Ending::Released { why: None },
+                    Ending::Released { why: None, .. },
                     Ending::TakenOver,
                     Ending::TakenOver,
                     Ending::Changed { .. },
@@ -411,7 +411,7 @@ mod on_sqlite {
             backend.execute("DELETE FROM tenure_session_lease").await;
         }
         let past = history(&*backend.store()).await.expect("it is kept");
-        let by_hand = [Ending::Deleted { by: None }, Ending::Changed { by: None }];
+        let by_hand = [Ending::deleted(None), Ending::changed(None)];
         assert_eq!(past[..2], by_hand, "{past:?}");
         assert_eq!(past.last(), Some(&by_hand[1]), "{past:?}");
     }
@@ -451,7 +451,7 @@ mod on_sqlite {
         let reason = Some(EndReason::Completed);
         let item = Release { key: key("chat"), run_id: run, reason: reason.clone() };
         assert_eq!(early.raw().release(&[item]).await, Ok(vec![ReleaseOutcome::Released]));
-        assert_eq!(history(&store).await, Some(vec![Ending::Released { why: reason }]));
+        assert_eq!(history(&store).await, Some(vec![Ending::released(reason)]));
         assert_eq!(migrating.migrate().await, Ok(Migrated::new(NEWEST_SCHEMA, NEWEST_SCHEMA)));
     }
 
@@ -481,7 +481,7 @@ mod on_sqlite {
             expire(&backend).await;
         }
         let past = history(&*backend.store()).await.expect("it is kept");
-        assert_eq!(past[0], Ending::Deleted { by: None }, "it cannot be told from one by hand");
+        assert_eq!(past[0], Ending::deleted(None), "it cannot be told from one by hand");
         assert_eq!(past[1..], [Ending::TakenOver, Ending::TakenOver, Ending::TakenOver]);
         // That release blames every other trigger of the table for a write that changes nothing.
         let suspects = "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' AND \

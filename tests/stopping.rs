@@ -180,7 +180,7 @@ async fn a_stop_after_the_end_asks_nobody_and_one_before_it_is_its_reason(backen
     let run = holder.acquire(&key("chat")).await.unwrap();
     let asked = ask(&asker, "chat").await;
     let reason = timeout(AT_LAST, run.cancelled()).await.expect("a hint or a renewal");
-    assert_eq!(reason, EndReason::Stopped { by: Some("browser".into()), reason: Some("enough".into()) });
+    assert_eq!(reason, EndReason::stopped(Some("browser".into()), Some("enough".into())));
     let ended = run.release().await;
     assert_eq!((ended.reason, ended.released), (reason, true));
     timeout(AT_LAST, asked.stopped()).await.expect("it is gone").unwrap();

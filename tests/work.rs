@@ -159,7 +159,7 @@ async fn i6_work_that_fails_is_not_completed_and_frees_its_session_last(backend:
         })
         .await;
     assert_eq!(returned.unwrap(), Err("no such model"));
-    let failed = EndReason::Failed { reason: "no such model".into() };
+    let failed = EndReason::failed("no such model");
     assert_eq!(seen.await, Ok((failed, true)), "the session was kept until the sub-task had ended");
     other.acquire(&key("chat")).await.unwrap().fail("nothing was done");
     let report = supervisor.shutdown(LONG_GRACE).await;

@@ -29,6 +29,8 @@ use crate::{
     run::Shared,
     session::{Holder, RunId, SessionKey},
     store::{Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, StoreError},
+    text::printable,
+    trace,
 };
 
 /// The outcome of an acquisition.
@@ -222,7 +224,13 @@ pub(crate) async fn compensate(
         let item = Release { key: key.clone(), run_id, reason: Some(EndReason::Dropped) };
         let outcome = lane.ask(item, alone).await.outcome;
         if let Ok(ReleaseOutcome::Released) = outcome {
-            tracing::debug!(%key, %run_id, "released what an acquire of unknown outcome had taken");
+            tracing::debug!(
+                target: trace::ACQUIRE,
+                account = &*printable(key.account()),
+                session = &*printable(key.session()),
+                %run_id,
+                "released what an acquire of unknown outcome had taken"
+            );
             rows -= 1;
             continue;
         }

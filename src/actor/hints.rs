@@ -17,6 +17,7 @@ use crate::{
     backoff::backoff,
     session::NodeId,
     store::{Bounds, Hint, Listener, SharedStore, StoreError},
+    trace,
 };
 
 /// The task that listens, and what it works with.
@@ -66,7 +67,7 @@ impl Hints {
             if matches!(lost, StoreError::Lost { .. }) {
                 self.registry.do_send(ConfirmAll);
             }
-            tracing::debug!(error = %lost, "not listening for requests to stop");
+            tracing::debug!(target: trace::STORE, error = %lost, "not listening for requests to stop");
             failures += 1;
             if over.run_until_cancelled(sleep(backoff(failures, LONGEST_PAUSE))).await.is_none() {
                 return;

@@ -31,6 +31,7 @@ use super::pool::{Lent, Pool};
 use crate::{
     clock::{BootInstant, SharedClock, StepDetector},
     store::{MAX_BATCH, StoreError},
+    trace,
 };
 
 mod suspects;
@@ -253,7 +254,13 @@ impl<V: Verb> Lane<V> {
             }
             // One item or a few are bad. Split the batch, so that only these fail.
             Err(error) if !error.is_uncertain() && batch.len() > 1 => {
-                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "batch rejected; splitting it");
+                tracing::debug!(
+                    target: trace::STORE,
+                    verb = V::NAME,
+                    items = batch.len(),
+                    %error,
+                    "batch rejected; splitting it"
+                );
                 let are_all_suspects =
                     batch.iter().all(|request| self.suspects.contains(V::key(&request.item)));
                 let parts = suspects::apart(batch);
@@ -264,7 +271,13 @@ impl<V: Verb> Lane<V> {
                 }
             }
             Err(error) => {
-                tracing::debug!(verb = V::NAME, items = batch.len(), %error, "statement failed");
+                tracing::debug!(
+                    target: trace::STORE,
+                    verb = V::NAME,
+                    items = batch.len(),
+                    %error,
+                    "statement failed"
+                );
                 for request in batch {
                     if !error.is_uncertain() {
                         self.suspects.rejected(V::key(&request.item));
@@ -280,7 +293,12 @@ impl<V: Verb> Lane<V> {
         let tolerance = self.settings.step_tolerance;
         if let Some(by_micros) = self.steps.observe(clock_micros, sent.sent_at, sent.received_at, tolerance) {
             let database = self.settings.main.location();
-            tracing::warn!(database, by_ms = by_micros / 1_000, "the database's clock was stepped");
+            tracing::warn!(
+                target: trace::STORE,
+                database,
+                by_ms = by_micros / 1_000,
+                "the database's clock was stepped"
+            );
         }
     }
 }

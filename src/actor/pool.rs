@@ -22,6 +22,7 @@ use tokio_util::{
 use crate::{
     backoff::backoff,
     store::{Bounds, LeaseConnection, SharedStore, StoreError, VerbKind},
+    trace,
 };
 
 mod lent;
@@ -350,7 +351,7 @@ impl Pool {
     }
 
     fn note_failure(&self, error: StoreError) {
-        tracing::debug!(%error, "no connection");
+        tracing::debug!(target: trace::STORE, %error, "no connection");
         let mut state = self.inner.state.borrow_mut();
         state.failures = state.failures.saturating_add(1);
         state.failed += 1;

@@ -30,6 +30,7 @@ use crate::{
         BreakLease, BreakOutcome, HistoryPage, LeaseConnection, MAX_BATCH, Page, StopOutcome, StopRun,
         StoreError,
     },
+    trace,
     watch::Standby,
 };
 
@@ -208,7 +209,7 @@ impl Worker {
         let spared = if lent.rested() > MAY_HAVE_DIED { self.attempt_timeout / 3 } else { Duration::ZERO };
         match self.exchange(lent, &call, until - spared).await {
             Err(error) if error.is_uncertain() && Instant::now() < until => {
-                tracing::debug!(%error, "asking once more, on a fresh connection");
+                tracing::debug!(target: trace::STORE, %error, "asking once more, on a fresh connection");
                 self.pool.forget_idle();
                 let lent = self.take(until).await?;
                 self.exchange(lent, &call, until).await

@@ -35,6 +35,7 @@ use crate::{
     pulse::Pulse,
     run::{RunContext, RunMessage, Shared},
     session::{Holder, Label, NodeId, RunId, SessionKey},
+    trace,
 };
 
 mod acquiring;
@@ -207,12 +208,17 @@ fn tick(mut pulse: Pulse, ctx: &mut Context<Registry>) {
         let recheck = match Gap::between(&earlier, &reading, registry.links.run.timing.safety_margin()) {
             Gap::None => None,
             Gap::Suspended(by) => {
-                warn!(suspended_ms = by.as_millis() as u64, "the machine was suspended");
+                warn!(
+                    target: trace::SUPERVISOR,
+                    suspended_ms = trace::millis(by),
+                    "the machine was suspended"
+                );
                 Some(Recheck::Suspended)
             }
             Gap::WallAhead(by) => {
                 warn!(
-                    ahead_ms = by.as_millis() as u64,
+                    target: trace::SUPERVISOR,
+                    ahead_ms = trace::millis(by),
                     "wall time ran ahead: paused machine or stepped clock"
                 );
                 Some(Recheck::InDoubt)

@@ -23,6 +23,7 @@ use crate::{
     run::{RunMessage, Shared},
     session::{RunId, RunPhase, RunStage, SessionKey},
     store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
+    trace,
 };
 
 mod acting;
@@ -83,13 +84,7 @@ impl RunActor {
         links: RunLinks,
         own_events: Option<EventSender>,
     ) -> Self {
-        let span = tracing::info_span!(
-            "run",
-            account = shared.key.account(),
-            session = shared.key.session(),
-            run_id = %shared.run_id,
-            fence = shared.fence.as_i64(),
-        );
+        let span = shared.span();
         Self { lease, shared, links, timer: None, last_error: None, own_events, span }
     }
 
@@ -167,7 +162,7 @@ impl RunActor {
                 Renewal::Lost(EndReason::Superseded)
             }
             Err(error) => {
-                self.span.in_scope(|| debug!(%error, "renewal not confirmed"));
+                self.span.in_scope(|| debug!(target: trace::RUN, %error, "renewal not confirmed"));
                 self.last_error = Some(error);
                 Renewal::Unanswered { locked: false }
             }
@@ -199,7 +194,7 @@ impl RunActor {
             }
             Err(error) => {
                 self.shared.note_release_refusal(error.to_string());
-                self.span.in_scope(|| debug!(%error, "release not confirmed"));
+                self.span.in_scope(|| debug!(target: trace::RUN, %error, "release not confirmed"));
                 Released::Unanswered { locked: false }
             }
         };
@@ -226,6 +221,7 @@ impl Drop for RunActor {
         self.shared.end(EndReason::Panicked);
         self.shared.kill();
         self.shared.tell_released(false);
+        self.shared.close_span();
         // Work may go on without its actor. By assumption A4 it is over by the time the row expires.
         let orphaned = !self.shared.is_work_over();
         let expiry = self.lease.trusted_until() + self.links.timing.safety_margin();

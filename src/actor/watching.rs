@@ -25,6 +25,7 @@ use crate::{
     event::EventSource,
     session::{RunId, SessionKey},
     store::{Bounds, SharedStore},
+    trace,
     watch::Observed,
 };
 
@@ -163,7 +164,11 @@ impl Watcher {
                 let _ = thread.join();
             }
             Err(error) => {
-                tracing::warn!(%error, "no thread for watching: it shares the supervisor's thread");
+                tracing::warn!(
+                    target: trace::SUPERVISOR,
+                    %error,
+                    "no thread for watching: it shares the supervisor's thread"
+                );
                 self.serve(over).await;
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! # use tenure::{FencingToken, SessionKey, fence_gate::headers};
-//! # let (key, fence) = (SessionKey::new("acct 1", "chat/9").unwrap(), FencingToken::from(7));
+//! # let (key, fence) = (SessionKey::new("acct 1", "chat/9").unwrap(), FencingToken::new(7).unwrap());
 //! # struct Request; impl Request { fn header(self, _: &str, _: String) -> Self { self } }
 //! # let request = Request;
 //! // The client's two lines:
@@ -36,13 +36,11 @@ pub fn session(key: &SessionKey) -> String {
 /// # Errors
 /// [`InvalidHeader`], which says what was expected.
 pub fn read(session: &str, fence: &str) -> Result<(SessionKey, FencingToken), InvalidHeader> {
-    let is_number = !fence.is_empty() && fence.bytes().all(|byte| byte.is_ascii_digit());
-    let number = fence.parse().ok().filter(|number| is_number && *number > 0);
-    let number: i64 = number.ok_or(InvalidHeader::Fence)?;
+    let fence = fence.parse().map_err(|_| InvalidHeader::Fence)?;
     let (account, session) = session.split_once('/').ok_or(InvalidHeader::Session)?;
     let decoded = |text| percent_decode_str(text).decode_utf8().map_err(|_| InvalidHeader::Session);
     let key = SessionKey::new(decoded(account)?, decoded(session)?).map_err(|_| InvalidHeader::Session)?;
-    Ok((key, number.into()))
+    Ok((key, fence))
 }
 
 /// A header that is not a fence, or not a session.
@@ -70,7 +68,7 @@ mod tests {
             let key = SessionKey::new(text, text).unwrap();
             let value = session(&key);
             assert!(value.bytes().all(|byte| byte.is_ascii_graphic()), "{value}");
-            assert_eq!(read(&value, "7"), Ok((key, 7.into())));
+            assert_eq!(read(&value, "7"), Ok((key, FencingToken::new(7).unwrap())));
         }
     }
 

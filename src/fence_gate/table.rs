@@ -62,7 +62,7 @@ pub async fn admit<C: HostConnection + ?Sized>(
     if !connection.is_in_transaction().await? {
         return Err(GateError::NoTransaction);
     }
-    let seen = FencingToken::from(connection.remember(key, fence).await?);
+    let seen = connection.remember(key, fence).await?;
     if seen > fence { Err(Refused::Late { fence, seen }.into()) } else { Ok(()) }
 }
 

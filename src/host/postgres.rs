@@ -9,7 +9,7 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use super::{FoundRun, HostConnection, SCHEMA, sealed::Statements, sql};
+use super::{FoundRun, HostConnection, SCHEMA, fence, sealed::Statements, sql};
 use crate::session::{FencingToken, RunId, SessionKey};
 
 impl HostConnection for PgConnection {}
@@ -50,10 +50,10 @@ impl Statements for PgConnection {
         &'a mut self,
         key: &'a SessionKey,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<i64, Error>> {
+    ) -> BoxFuture<'a, Result<FencingToken, Error>> {
         let query = sqlx::query(sql::REMEMBER_POSTGRES);
         let query = query.bind(key.account()).bind(key.session()).bind(fence.as_i64());
-        Box::pin(async move { query.fetch_one(self).await?.try_get("seen") })
+        Box::pin(async move { super::fence(&query.fetch_one(self).await?, "seen") })
     }
 }
 
@@ -76,13 +76,13 @@ fn found(row: &PgRow) -> Result<FoundRun, Error> {
         "pinned" => {
             let micros: i64 = row.try_get("remaining_micros")?;
             let remaining = Duration::from_micros(micros.try_into().unwrap_or(0));
-            FoundRun::Pinned { fence: row.try_get("fence")?, remaining }
+            FoundRun::Pinned { fence: fence(row, "fence")?, remaining }
         }
-        "unsure" => FoundRun::Unsure { fence: row.try_get("fence")? },
+        "unsure" => FoundRun::Unsure { fence: fence(row, "fence")? },
         "expired" => FoundRun::Expired,
         "gone" => FoundRun::Gone,
         "superseded" => {
-            FoundRun::Superseded { run_id: row.try_get::<Uuid, _>("run_id")?, fence: row.try_get("fence")? }
+            FoundRun::Superseded { run_id: row.try_get::<Uuid, _>("run_id")?, fence: fence(row, "fence")? }
         }
         _ => FoundRun::Lost,
     })

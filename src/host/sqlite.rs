@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use sqlx::{Error, Row as _, SqliteConnection};
 
-use super::{FoundRun, HostConnection, sealed::Statements, sql};
+use super::{FoundRun, HostConnection, fence, sealed::Statements, sql};
 use crate::session::{FencingToken, RunId, SessionKey};
 
 impl HostConnection for SqliteConnection {}
@@ -42,7 +42,7 @@ impl Statements for SqliteConnection {
             };
             let millis: i64 = row.try_get("remaining_millis")?;
             let remaining = Duration::from_millis(millis.try_into().unwrap_or(0));
-            Ok(FoundRun::Pinned { fence: row.try_get("fence")?, remaining })
+            Ok(FoundRun::Pinned { fence: fence(&row, "fence")?, remaining })
         })
     }
 
@@ -50,10 +50,10 @@ impl Statements for SqliteConnection {
         &'a mut self,
         key: &'a SessionKey,
         fence: FencingToken,
-    ) -> BoxFuture<'a, Result<i64, Error>> {
+    ) -> BoxFuture<'a, Result<FencingToken, Error>> {
         let query = sqlx::query(sql::REMEMBER_SQLITE);
         let query = query.bind(key.account()).bind(key.session()).bind(fence.as_i64());
-        Box::pin(async move { query.fetch_one(self).await?.try_get("seen") })
+        Box::pin(async move { super::fence(&query.fetch_one(self).await?, "seen") })
     }
 }
 
@@ -68,7 +68,7 @@ async fn why_not(sqlite: &mut SqliteConnection, key: &SessionKey, run_id: &str) 
         return Ok(FoundRun::Expired);
     }
     let run_id = holder.parse().map_err(|error| Error::Decode(Box::new(error)))?;
-    Ok(FoundRun::Superseded { run_id, fence: row.try_get("fence")? })
+    Ok(FoundRun::Superseded { run_id, fence: fence(&row, "fence")? })
 }
 
 fn is_nested(error: &Error) -> bool {

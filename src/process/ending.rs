@@ -72,7 +72,7 @@ struct SeenProcess {
     is_alive: bool,
 }
 
-/// The result of a step.
+/// The result of a step. There will never be a third one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// Step again after this pause, or sooner.

@@ -50,7 +50,7 @@ impl RunContext {
     /// let end = run
     ///     .scope(async |ctx| {
     ///         let tool = ctx.child(Command::new("make").arg("test"))?;
-    ///         Ok::<_, tenure::ChildError>(tool.wait().await)
+    ///         Ok::<_, tenure::process::ChildError>(tool.wait().await)
     ///     })
     ///     .await??;
     /// println!("{:?}; had to be killed: {}", end.status, end.tree.killed().count());

@@ -10,6 +10,7 @@ use std::{
 use actix::Recipient;
 use futures::stream::Stream;
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 
 use super::{RunMessage, Shared};
 use crate::{
@@ -48,6 +49,23 @@ impl RunContext {
     /// When the session was acquired, by the database's clock.
     pub fn acquired_at(&self) -> SystemTime {
         instant(self.shared.acquired_at_micros)
+    }
+
+    /// The run's span, for code that is to log as a part of the run: its fields are `account`, `session`, `run_id` and
+    /// `fence`. Disabled when the run is over, or when no subscriber wants it.
+    ///
+    /// Work in a [scope](super::Run::scope), and what it starts through its context, is in this span already. The span
+    /// [follows from](tracing::Span::follows_from) the one in which the session was asked for.
+    ///
+    /// ```
+    /// # fn example(ctx: tenure::RunContext) {
+    /// std::thread::spawn(move || {
+    ///     ctx.span().in_scope(|| tracing::info!("a thread of my own, as a part of the run"));
+    /// });
+    /// # }
+    /// ```
+    pub fn span(&self) -> Span {
+        self.shared.span()
     }
 
     /// A token that is cancelled when the run ends, for whatever reason.

@@ -8,6 +8,7 @@ use std::{
 
 use futures::stream::Stream;
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 
 use super::Run;
 use crate::{
@@ -40,6 +41,11 @@ impl Run {
     /// When the session was acquired, by the database's clock.
     pub fn acquired_at(&self) -> SystemTime {
         self.context.acquired_at()
+    }
+
+    /// See [`RunContext::span`](super::RunContext::span).
+    pub fn span(&self) -> Span {
+        self.context.span()
     }
 
     /// See [`RunContext::token`](super::RunContext::token).

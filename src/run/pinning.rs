@@ -4,6 +4,7 @@ use super::RunContext;
 use crate::{
     host::HostConnection,
     pin::{self, PinError, Pinned},
+    trace,
 };
 
 impl RunContext {
@@ -47,10 +48,10 @@ impl RunContext {
         let (left, bound) = (self.shared.renewed_for(), self.shared.timing.renew_timeout());
         if left < bound {
             tracing::warn!(
-                key = %self.key(),
-                run_id = %self.run_id(),
-                trusted_for = ?left,
-                renew_timeout = ?bound,
+                target: trace::RUN,
+                parent: &self.span(),
+                trusted_for_ms = trace::millis(left),
+                renew_timeout_ms = trace::millis(bound),
                 "a pinned transaction on SQLite holds up renewals, and little trusted time is left: commit it quickly"
             );
         }

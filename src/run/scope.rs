@@ -15,6 +15,7 @@ use futures::{
     future::{Either, select},
 };
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use super::{Run, RunContext};
 use crate::{end::EndReason, error::ScopeError};
@@ -27,6 +28,8 @@ impl Run {
     ///
     /// The work is polled in place, on the caller's task. It may borrow, and need not be `Send`. When it returns, the
     /// scope waits for the sub-tasks and children that the work has started. It does not cancel them.
+    ///
+    /// The work is done in the run's [span](RunContext::span). To log in another span, instrument parts of the work.
     ///
     /// When the run ends early, the token is cancelled. Work that does not return is then dropped: after `stop_grace`
     /// when the run was told to stop, at `trusted_until + safety_margin/2` at the latest when trust has run out, and at
@@ -103,8 +106,8 @@ impl Run {
     /// Runs work under this run in a task of its own. The work is bound to the run and not to the caller, so it goes on
     /// when the caller has gone. Otherwise this works like [`scope`](Self::scope).
     ///
-    /// For hosts whose handlers are dropped when their client disconnects: keep the handle in a map by session, and let
-    /// the next request [attach](ScopeHandle::attach) to it.
+    /// For hosts whose handlers are dropped when their client disconnects: the next request finds the run by
+    /// [`local`](crate::LeaseSupervisor::local), and [attaches](ScopeHandle::attach) to its work.
     ///
     /// # Panics
     /// Outside a tokio runtime. A panic of the work is reported in the [`ScopeError`].
@@ -183,10 +186,13 @@ impl<F> Scope<F> {
         let shared = run.context.shared.clone();
         let value = match shared.is_held() {
             // The work's future lives in this arm only, so a panic or a drop ends the work before the guard reports it.
-            true => match select(pin!(shared.killed().cancelled()), pin!(work(run.context()))).await {
-                Either::Right((value, _)) => Some(value),
-                Either::Left(_) => None,
-            },
+            true => {
+                let work = work(run.context()).instrument(shared.span());
+                match select(pin!(shared.killed().cancelled()), pin!(work)).await {
+                    Either::Right((value, _)) => Some(value),
+                    Either::Left(_) => None,
+                }
+            }
             false => {
                 drop(work);
                 None

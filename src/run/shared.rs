@@ -5,7 +5,7 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use futures::{
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 
 use super::{end::End, trust::Trust, works::Works};
 use crate::{
@@ -75,6 +76,8 @@ pub(crate) struct Shared {
     stop_request: Mutex<Option<StopRequest>>,
     /// Why the last attempt to release was not confirmed.
     release_refusal: Mutex<Option<String>>,
+    /// Disabled once the actor has ended, so that a context that somebody keeps does not keep the span open.
+    span: Mutex<Span>,
     origin: Origin,
 }
 
@@ -88,12 +91,22 @@ pub(crate) struct Start {
     pub(crate) expires_at_micros: i64,
     pub(crate) phase: RunPhase,
     pub(crate) schema: Arc<str>,
+    pub(crate) span: Span,
 }
 
 impl Shared {
     pub(crate) fn new(start: Start, clock: SharedClock, timing: Timing, token: CancellationToken) -> Self {
-        let Start { key, run_id, fence, acquired_at_micros, trusted_until, expires_at_micros, phase, schema } =
-            start;
+        let Start {
+            key,
+            run_id,
+            fence,
+            acquired_at_micros,
+            trusted_until,
+            expires_at_micros,
+            phase,
+            schema,
+            span,
+        } = start;
         Self {
             key,
             run_id,
@@ -116,12 +129,25 @@ impl Shared {
             outcome: OnceLock::new(),
             stop_request: Mutex::default(),
             release_refusal: Mutex::default(),
+            span: Mutex::new(span),
             origin: Origin::here(),
         }
     }
 
     pub(crate) fn to_ref(&self) -> RunRef {
         RunRef { key: self.key.clone(), run_id: self.run_id, fence: self.fence }
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        self.lock_span().clone()
+    }
+
+    pub(crate) fn close_span(&self) {
+        *self.lock_span() = Span::none();
+    }
+
+    fn lock_span(&self) -> MutexGuard<'_, Span> {
+        self.span.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_held(&self) -> bool {

@@ -10,6 +10,7 @@ use std::{
 
 use futures::future::{Either, select};
 use tokio::task::{JoinError, JoinHandle};
+use tracing::Instrument as _;
 
 use super::{RunContext, RunMessage, Shared};
 use crate::end::EndReason;
@@ -91,7 +92,7 @@ impl<F: Future> Tracked<F> {
         let Some(entry) = entry else { return Err(shared.reason_so_far()) };
         let value = {
             // The work's future lives in this block only, so it is gone before `leave` says so.
-            let work = pin!(work);
+            let work = pin!(work.instrument(shared.span()));
             match select(pin!(shared.killed().cancelled()), work).await {
                 Either::Right((value, _)) => Ok(value),
                 Either::Left(_) => Err(shared.first_reason()),
@@ -111,7 +112,7 @@ impl<W> Tracked<W> {
         let Some(entry) = entry else { return Err(shared.reason_so_far()) };
         // The run may have ended while the work waited for a thread of the pool.
         let value = match shared.is_told_to_end() {
-            false => Ok(work()),
+            false => Ok(shared.span().in_scope(work)),
             true => {
                 drop(work);
                 Err(shared.first_reason())

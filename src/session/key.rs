@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, sync::Arc};
 use uuid::Uuid;
 
 use super::texts::{InvalidText, checked};
-use crate::text::printable_name;
+use crate::text::{printable_name, printable_start};
 
 /// What runs contend for: one chat session of one account.
 ///
@@ -130,23 +130,74 @@ uuid_id!(NodeId);
 /// different sessions cannot be compared. The number is positive and fits a signed 64-bit column. A resource keeps the
 /// greatest number that it has seen per session, and refuses a write that carries a smaller one: see
 /// [`fence_gate`](crate::fence_gate).
+///
+/// As text it is decimal digits and nothing else, in JSON a number.
+///
+/// ```
+/// # use tenure::FencingToken;
+/// let fence = FencingToken::new(7)?;
+/// assert_eq!(fence, "7".parse()?);
+/// assert!(FencingToken::new(0).is_err() && "+7".parse::<FencingToken>().is_err());
+/// # Ok::<(), tenure::InvalidFence>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(transparent))]
+#[cfg_attr(feature = "serde", serde(try_from = "i64", into = "i64"))]
 pub struct FencingToken(i64);
 
 impl FencingToken {
+    /// The least token.
+    pub(crate) const LEAST: Self = Self(1);
+
+    /// The token of this number.
+    ///
+    /// # Errors
+    /// [`InvalidFence`] when the number is not positive.
+    pub fn new(number: i64) -> Result<Self, InvalidFence> {
+        if number > 0 { Ok(Self(number)) } else { Err(InvalidFence(number.to_string())) }
+    }
+
+    /// The token of this number, or the least token if the number is not positive.
+    pub(crate) fn at_least(number: i64) -> Self {
+        Self(number).max(Self::LEAST)
+    }
+
     /// The number, as the database column holds it.
     pub fn as_i64(self) -> i64 {
         self.0
     }
 }
 
-impl From<i64> for FencingToken {
-    fn from(fence: i64) -> Self {
-        Self(fence)
+impl TryFrom<i64> for FencingToken {
+    type Error = InvalidFence;
+
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        Self::new(number)
     }
 }
+
+impl From<FencingToken> for i64 {
+    fn from(fence: FencingToken) -> Self {
+        fence.0
+    }
+}
+
+impl FromStr for FencingToken {
+    type Err = InvalidFence;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = text.parse().ok().filter(|_| is_number);
+        number
+            .and_then(|number| Self::new(number).ok())
+            .ok_or_else(|| InvalidFence(printable_start(text, 40)))
+    }
+}
+
+/// A number or a text that is no [`FencingToken`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no fence; a fence is a whole number from 1 to 9223372036854775807 in decimal digits")]
+pub struct InvalidFence(String);
 
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -203,6 +254,45 @@ mod tests {
         assert!(error.contains("session id") && error.contains("256"), "{error}");
         let error = SessionKey::new("a", "x\0y").unwrap_err().to_string();
         assert!(error.contains("NUL") && error.contains("byte 1"), "{error}");
+    }
+
+    #[test]
+    fn a_fence_is_a_positive_number_wherever_it_comes_from() {
+        for number in [1, 7, i64::MAX] {
+            let fence = FencingToken::new(number).unwrap();
+            assert_eq!((fence.as_i64(), i64::from(fence)), (number, number));
+            assert_eq!((fence.to_string().parse(), number.try_into()), (Ok(fence), Ok(fence)));
+        }
+        for number in [0, -1, i64::MIN] {
+            let error = FencingToken::new(number).unwrap_err();
+            assert!(error.to_string().contains(&format!("{number}")), "{error}");
+            assert_eq!(
+                (number.to_string().parse::<FencingToken>(), FencingToken::try_from(number)),
+                (Err(error.clone()), Err(error)),
+                "{number}"
+            );
+        }
+        for text in
+            ["", "+7", " 7", "7.0", "0x7", "9223372036854775808", "99999999999999999999", "٧", "\u{1b}[2J"]
+        {
+            let error = text.parse::<FencingToken>().unwrap_err().to_string();
+            assert!(error.contains("from 1 to 9223372036854775807") && !error.contains('\u{1b}'), "{error}");
+        }
+        assert_eq!(
+            (FencingToken::at_least(-3), FencingToken::at_least(3)),
+            (FencingToken::LEAST, FencingToken(3))
+        );
+    }
+
+    #[test]
+    #[cfg(feature = "serde")]
+    fn a_fence_is_read_from_json_with_the_same_checks() {
+        let read = serde_json::from_str::<FencingToken>;
+        assert_eq!(read("7").unwrap(), FencingToken(7));
+        assert_eq!(serde_json::to_string(&FencingToken(7)).unwrap(), "7");
+        for json in ["0", "-1", "7.5", "9223372036854775808", "1e30", "\"7\"", "null"] {
+            assert!(read(json).is_err(), "{json}");
+        }
     }
 
     #[test]

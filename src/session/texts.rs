@@ -90,6 +90,7 @@ text!(Reason, "reason to stop", 1, 1_000);
 pub enum InvalidText {
     /// Too short or too long.
     #[error("the {what} is {actual} bytes long; use {min} to {max} bytes of UTF-8")]
+    #[non_exhaustive]
     Length {
         /// Which text.
         what: &'static str,
@@ -102,6 +103,7 @@ pub enum InvalidText {
     },
     /// Contains U+0000, which PostgreSQL cannot store.
     #[error("the {what} contains a NUL character at byte {at}; remove it")]
+    #[non_exhaustive]
     Nul {
         /// Which text.
         what: &'static str,

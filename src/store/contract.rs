@@ -30,6 +30,7 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     ///
     /// # Cancel safety
     /// If the future is dropped, the connection is given up. No lease was changed.
+    #[doc(hidden)]
     fn connect(&self, bounds: Bounds) -> BoxFuture<'static, Result<Box<dyn LeaseConnection>, StoreError>>;
 
     /// Opens a connection that can only inspect and list. If the server that takes writes can be reached, the
@@ -41,6 +42,7 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
+    #[doc(hidden)]
     fn connect_to_look(
         &self,
         bounds: Bounds,
@@ -52,7 +54,8 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError::SchemaTooNew`] when a later release has changed the schema in a way that this one cannot work
-    /// with. Otherwise as [`connect`](Self::connect).
+    /// with. [`StoreError::Unavailable`] when there is no answer, or no server that takes writes. The other variants say
+    /// what was refused.
     ///
     /// # Cancel safety
     /// If the future is dropped, the schema is either unchanged or completely migrated.
@@ -76,6 +79,7 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
+    #[doc(hidden)]
     fn listen(&self, node: NodeId, bounds: Bounds) -> Option<Listening> {
         let _ = (node, bounds);
         None
@@ -83,6 +87,7 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
 
     /// Which of several servers was last found to work, numbered as in [`LeaseConnection::server`]. Connections to any
     /// other server are no longer used. `None` for a store that has no servers to choose from.
+    #[doc(hidden)]
     fn server_in_use(&self) -> Option<usize> {
         None
     }

@@ -11,6 +11,7 @@ pub enum StoreError {
     /// No answer, or no usable one: a time-out, a broken connection, a server that restarts or is read-only, a full
     /// disk. What was asked may still have happened. Trying again may help.
     #[error("the database {location} is unavailable: {detail}")]
+    #[non_exhaustive]
     Unavailable {
         /// Which database.
         location: String,
@@ -20,6 +21,7 @@ pub enum StoreError {
     /// The server rolled the statement back because of other transactions (a deadlock, too long a wait for a lock, a
     /// serialization failure). Certainly nothing happened. Trying again helps.
     #[error("the database {location} rolled the statement back: {detail}")]
+    #[non_exhaustive]
     RolledBack {
         /// Which database.
         location: String,
@@ -29,6 +31,7 @@ pub enum StoreError {
     /// The server refused this statement because of its content. Certainly nothing happened. Trying the same again does
     /// not help.
     #[error("the database {location} rejected the statement: {detail}")]
+    #[non_exhaustive]
     Rejected {
         /// Which database.
         location: String,
@@ -39,6 +42,7 @@ pub enum StoreError {
     /// happened, and no such session can be held in this database. Texts for people never cause this error: their
     /// missing characters are stored in escaped form, as `\u{65e5}`.
     #[error("the database {location} cannot store this name: {detail}")]
+    #[non_exhaustive]
     Unstorable {
         /// Which database.
         location: String,
@@ -48,6 +52,7 @@ pub enum StoreError {
     /// The database that granted the leases is no longer the authority, or has lost commits. Certainly nothing
     /// happened. Another database may now grant a session that was held here.
     #[error("the database {location} is not what it was: {detail}")]
+    #[non_exhaustive]
     Lost {
         /// Which database.
         location: String,
@@ -59,6 +64,7 @@ pub enum StoreError {
         "the database {location} has no usable tenure schema ({detail}); apply it with `tenure migrate` or \
          `tenure::migrate(url)`"
     )]
+    #[non_exhaustive]
     SchemaMissing {
         /// Which database.
         location: String,
@@ -70,6 +76,7 @@ pub enum StoreError {
         "the database {location} has tenure schema version {found}, which needs at least schema support \
          {compatible_from}; this release knows version {known}: upgrade tenure"
     )]
+    #[non_exhaustive]
     SchemaTooNew {
         /// Which database.
         location: String,
@@ -82,6 +89,7 @@ pub enum StoreError {
     },
     /// The database's user may not do this, or the file may not be written.
     #[error("the database {location} refused permission: {detail}")]
+    #[non_exhaustive]
     PermissionDenied {
         /// Which database.
         location: String,
@@ -90,6 +98,7 @@ pub enum StoreError {
     },
     /// The URL is malformed, or does not name a database that this release can use.
     #[error("unusable database URL: {detail}")]
+    #[non_exhaustive]
     Url {
         /// What is wrong with it, and the remedy.
         detail: String,

@@ -40,7 +40,7 @@ pub struct Finding {
     failure: Option<StoreError>,
 }
 
-/// How good a finding is. A greater verdict is worse.
+/// How good a finding is. A greater verdict is worse. There will never be a fourth one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
     /// All is as it should be.

@@ -5,6 +5,7 @@ use std::{fmt, future::IntoFuture, time::Duration};
 use actix::Recipient;
 use futures::{channel::oneshot, future::BoxFuture};
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use super::LeaseSupervisor;
 use crate::{
@@ -13,8 +14,10 @@ use crate::{
     error::{AcquireError, Closed, QueryError},
     event::RunEvent,
     run::Run,
-    session::{Label, RunPhase, SessionKey, SessionStatus},
+    session::{Holder, Label, RunPhase, SessionKey, SessionStatus},
     store::Page,
+    text::printable,
+    trace,
 };
 
 /// A request for a session. Await it to send it.
@@ -83,7 +86,8 @@ impl AcquireBuilder {
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
-        let (key, limits, events) = (self.key, self.limits, self.events);
+        let (limits, events) = (self.limits, self.events);
+        let key = self.key.clone();
         inner.registry.do_send(AcquireSession {
             key,
             label,
@@ -93,11 +97,42 @@ impl AcquireBuilder {
             events,
             until: inner.clock.now() + inner.timing.acquire_timeout(),
             abandoned,
+            origin: trace::Origin::here(),
             reply,
         });
         let answer = answer.await.unwrap_or(Err(AcquireError::Closed(Closed)));
         waiting.disarm();
-        answer
+        // Here and not where it was refused, so that the event is in the span of the code that has asked.
+        answer.inspect_err(|error| log_refusal(&self.key, error))
+    }
+}
+
+fn log_refusal(key: &SessionKey, error: &AcquireError) {
+    let (account, session) = (&*printable(key.account()), &*printable(key.session()));
+    match error.busy() {
+        Some(busy) => {
+            let Holder { label, run_id, expires_in, .. } = busy.holder();
+            debug!(
+                name: "refused",
+                target: trace::ACQUIRE,
+                account,
+                session,
+                holder = %label,
+                holder_run_id = %run_id,
+                expires_in_ms = trace::millis(*expires_in),
+                "refused: another run holds the session"
+            );
+        }
+        None => {
+            debug!(
+                name: "not_acquired",
+                target: trace::ACQUIRE,
+                account,
+                session,
+                cause = %error,
+                "not acquired"
+            )
+        }
     }
 }
 

@@ -78,7 +78,7 @@ impl IntoFuture for StopBuilder {
     }
 }
 
-/// The answer to a request to stop. Both answers are certain.
+/// The answer to a request to stop. Both answers are certain, and there will never be a third one.
 #[must_use = "it tells whether anybody was asked"]
 #[derive(Debug, Clone)]
 pub enum StopAnswer {

@@ -167,7 +167,10 @@ async fn a_socket_is_found_beside_a_user_without_a_host_and_a_missing_certificat
     for parameter in ["sslrootcert=/no/such.pem", "sslcert=/no/such.pem&sslkey=/no/such.key"] {
         let store = PostgresStore::new(&format!("{}&sslmode=prefer&{parameter}", keyed.url())).unwrap();
         let error = store.connect(BOUNDS).await.err().expect("it is missing");
-        assert!(matches!(&error, StoreError::Url { detail } if detail.contains("/no/such.pem")), "{error:?}");
+        assert!(
+            matches!(&error, StoreError::Url { detail, .. } if detail.contains("/no/such.pem")),
+            "{error:?}"
+        );
     }
 }
 

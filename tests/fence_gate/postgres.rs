@@ -22,10 +22,10 @@ async fn a_late_writer_is_refused_in_its_own_transaction_and_told_the_greatest()
         for (fence, seen) in [(5, None), (5, None), (9, None), (5, Some(9)), (9, None)] {
             let mut tx =
                 host.begin_with(AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"))).await.unwrap();
-            match (admit(&mut *tx, &chat, fence.into()).await, seen) {
+            match (admit(&mut *tx, &chat, token(fence)).await, seen) {
                 (Ok(()), None) => tx.commit().await.unwrap(),
                 (Err(GateError::Refused(Refused::Late { seen, .. })), Some(expected)) => {
-                    assert_eq!(seen, FencingToken::from(expected));
+                    assert_eq!(seen, token(expected));
                 }
                 other => panic!("{level}, {fence}: {other:?}"),
             }
@@ -40,10 +40,10 @@ async fn what_was_rolled_back_was_never_admitted() {
     let database = database().await;
     let mut host = connect(&database).await;
     let mut tx = host.begin().await.unwrap();
-    admit(&mut *tx, &key("chat"), 9.into()).await.unwrap();
+    admit(&mut *tx, &key("chat"), token(9)).await.unwrap();
     tx.rollback().await.unwrap();
     let mut tx = host.begin().await.unwrap();
-    admit(&mut *tx, &key("chat"), 5.into()).await.unwrap();
+    admit(&mut *tx, &key("chat"), token(5)).await.unwrap();
 }
 
 #[tokio::test]
@@ -53,29 +53,29 @@ async fn transactions_of_one_run_do_not_wait_for_each_other_and_a_later_run_wait
         (connect(&database).await, connect(&database).await, connect(&database).await);
     let chat = key("chat");
     let mut first = one.begin().await.unwrap();
-    admit(&mut *first, &chat, 5.into()).await.unwrap();
+    admit(&mut *first, &chat, token(5)).await.unwrap();
     first.commit().await.unwrap();
 
     let mut first = one.begin().await.unwrap();
-    admit(&mut *first, &chat, 5.into()).await.unwrap();
+    admit(&mut *first, &chat, token(5)).await.unwrap();
     let mut second = two.begin().await.unwrap();
     second.execute("SET LOCAL lock_timeout = '1ms'").await.unwrap();
-    admit(&mut *second, &chat, 5.into()).await.unwrap();
+    admit(&mut *second, &chat, token(5)).await.unwrap();
     second.commit().await.unwrap();
 
     let later = tokio::spawn(async move {
         let mut later = three.begin().await.unwrap();
-        admit(&mut *later, &key("chat"), 9.into()).await.unwrap();
+        admit(&mut *later, &key("chat"), token(9)).await.unwrap();
         later.commit().await.unwrap();
     });
     let mut later = Box::pin(later);
     assert!(timeout(Duration::from_millis(200), &mut later).await.is_err(), "it waits");
     // Nor is there a deadlock when the earlier run asks again meanwhile.
-    admit(&mut *first, &chat, 5.into()).await.unwrap();
+    admit(&mut *first, &chat, token(5)).await.unwrap();
     first.commit().await.unwrap();
     later.await.unwrap();
     let mut first = one.begin().await.unwrap();
-    assert!(matches!(admit(&mut *first, &chat, 5.into()).await, Err(GateError::Refused(_))));
+    assert!(matches!(admit(&mut *first, &chat, token(5)).await, Err(GateError::Refused(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,7 +110,7 @@ async fn what_sixteen_writers_write_is_in_the_order_of_runs() {
 async fn write(host: &mut PgConnection, run: i64) -> Result<(), GateError> {
     let level = fastrand::choice(LEVELS).expect("there are three");
     let mut tx = host.begin_with(AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"))).await?;
-    admit(&mut *tx, &key("chat"), run.into()).await?;
+    admit(&mut *tx, &key("chat"), token(run)).await?;
     tokio::time::sleep(Duration::from_micros(fastrand::u64(0..2_000))).await;
     sqlx::query("INSERT INTO write (fence) VALUES ($1)").bind(run).execute(&mut *tx).await?;
     Ok(tx.commit().await?)
@@ -120,11 +120,11 @@ async fn write(host: &mut PgConnection, run: i64) -> Result<(), GateError> {
 async fn without_a_transaction_or_its_table_it_says_what_is_missing() {
     let database = database().await;
     let mut host = connect(&database).await;
-    let error = admit(&mut host, &key("chat"), 5.into()).await.unwrap_err();
+    let error = admit(&mut host, &key("chat"), token(5)).await.unwrap_err();
     assert!(matches!(error, GateError::NoTransaction), "{error:?}");
     host.execute("DROP TABLE tenure_fence_gate").await.unwrap();
     let mut tx = host.begin().await.unwrap();
-    let error = admit(&mut *tx, &key("chat"), 5.into()).await.unwrap_err();
+    let error = admit(&mut *tx, &key("chat"), token(5)).await.unwrap_err();
     assert!(matches!(error, GateError::NoTable(_)), "{error:?}");
     assert!(error.to_string().contains("POSTGRES_TABLE"), "{error}");
 }

@@ -12,10 +12,10 @@ async fn a_late_writer_is_refused_in_its_own_transaction_and_told_the_greatest()
     let mut host = SqliteConnection::connect(&url).await.unwrap();
     for (fence, seen) in [(5, None), (5, None), (9, None), (5, Some(9)), (9, None)] {
         let mut tx = host.begin_with("BEGIN IMMEDIATE").await.unwrap();
-        match (admit(&mut *tx, &key("chat"), fence.into()).await, seen) {
+        match (admit(&mut *tx, &key("chat"), token(fence)).await, seen) {
             (Ok(()), None) => tx.commit().await.unwrap(),
             (Err(GateError::Refused(Refused::Late { seen, .. })), Some(expected)) => {
-                assert_eq!(seen, FencingToken::from(expected));
+                assert_eq!(seen, token(expected));
             }
             other => panic!("{fence}: {other:?}"),
         }
@@ -55,7 +55,7 @@ async fn what_sixteen_writers_write_is_in_the_order_of_runs() {
 
 async fn write(host: &mut SqliteConnection, run: i64) -> Result<(), GateError> {
     let mut tx = host.begin_with("BEGIN IMMEDIATE").await?;
-    admit(&mut *tx, &key("chat"), run.into()).await?;
+    admit(&mut *tx, &key("chat"), token(run)).await?;
     sqlx::query("INSERT INTO write (fence) VALUES (?1)").bind(run).execute(&mut *tx).await?;
     Ok(tx.commit().await?)
 }
@@ -63,10 +63,10 @@ async fn write(host: &mut SqliteConnection, run: i64) -> Result<(), GateError> {
 #[tokio::test]
 async fn without_a_transaction_or_its_table_it_says_what_is_missing() {
     let mut host = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    let error = admit(&mut host, &key("chat"), 5.into()).await.unwrap_err();
+    let error = admit(&mut host, &key("chat"), token(5)).await.unwrap_err();
     assert!(matches!(error, GateError::NoTransaction), "{error:?}");
     let mut tx = host.begin().await.unwrap();
-    let error = admit(&mut *tx, &key("chat"), 5.into()).await.unwrap_err();
+    let error = admit(&mut *tx, &key("chat"), token(5)).await.unwrap_err();
     assert!(matches!(error, GateError::NoTable(_)), "{error:?}");
     assert!(error.to_string().contains("SQLITE_TABLE"), "{error}");
 }

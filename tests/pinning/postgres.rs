@@ -95,7 +95,9 @@ async fn a_pin_that_comes_too_late_says_what_has_happened_and_locks_nothing() {
         let mut host = host(&backend).await;
         let mut tx = begin(&mut host, level).await;
         let error = pin::pin(&mut *tx, &taken, run).await.unwrap_err();
-        assert!(matches!(error, PinError::Superseded { run_id, fence: f } if (run_id, f) == (next, fence)));
+        assert!(
+            matches!(error, PinError::Superseded { run_id, fence: f, .. } if (run_id, f) == (next, fence))
+        );
         assert!(error.to_string().contains(&fence.to_string()), "{error}");
         let error = pin::pin(&mut *tx, &released, run).await.unwrap_err();
         assert!(matches!(error, PinError::Released), "{error:?}");

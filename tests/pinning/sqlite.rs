@@ -64,7 +64,7 @@ async fn a_pin_that_comes_too_late_says_what_has_happened() {
     let mut host = backend.raw().await;
     let mut tx = begin(&mut host).await;
     let error = pin::pin(&mut *tx, &taken, run).await.unwrap_err();
-    assert!(matches!(error, PinError::Superseded { run_id, fence: f } if (run_id, f) == (next, fence)));
+    assert!(matches!(error, PinError::Superseded { run_id, fence: f, .. } if (run_id, f) == (next, fence)));
     let error = pin::pin(&mut *tx, &released, run).await.unwrap_err();
     assert!(matches!(error, PinError::Released), "{error:?}");
     let error = pin::pin(&mut *tx, &expired, run).await.unwrap_err();

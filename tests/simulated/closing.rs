@@ -165,7 +165,7 @@ fn shutdown_after_a_drain_tells_the_runs_and_a_user_is_never_taken_for_it() {
             .iter()
             .map(|EndedRun { run, ended, .. }| (run.key.session(), &ended.reason))
             .collect();
-        let tea = EndReason::Stopped { by: None, reason: Some("tea".into()) };
+        let tea = EndReason::stopped(None, Some("tea".into()));
         assert_eq!(ended, [("stopped", &tea), ("told", &EndReason::Shutdown)]);
         assert!(report.left.is_empty());
     });

@@ -13,7 +13,7 @@ use tenure::{
         Migrated, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
         memory::{Fault, MemoryStore},
     },
-    testing::{Simulation, simulate},
+    testing::{Simulation, simulate, unavailable},
 };
 
 use super::*;
@@ -66,7 +66,7 @@ impl LeaseStore for Door {
             tokio::time::sleep(millis(door.millis.load(Ordering::Relaxed))).await;
             if door.is_shut.load(Ordering::Relaxed) {
                 let detail = "sorry, too many clients already".to_owned();
-                return Err(StoreError::Unavailable { location: "memory".to_owned(), detail });
+                return Err(unavailable(detail));
             }
             door.open.fetch_add(1, Ordering::Relaxed);
             Ok(Box::new(Guest { inside: Box::new(door.store), open: door.open }) as Box<dyn LeaseConnection>)

@@ -198,7 +198,7 @@ fn i6_work_that_outlives_its_grace_keeps_the_lease_and_is_shown_stuck_to_others(
         let mut events = supervisor.events();
         let run = held(&supervisor, "chat").await;
         sim.store.request_stop(&key("chat"), "ops", "tea");
-        let reason = EndReason::Stopped { by: Some("ops".into()), reason: Some("tea".into()) };
+        let reason = EndReason::stopped(Some("ops".into()), Some("tea".into()));
         assert_eq!(run.cancelled().await, reason);
         sim.sleep(millis(200)).await;
         assert_eq!(other.inspect(&key("chat")).await.unwrap().state, SessionState::Stopping);

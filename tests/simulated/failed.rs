@@ -8,7 +8,7 @@ use tokio::{task::spawn_local, time::Instant};
 use super::*;
 
 fn failed(reason: &str) -> EndReason {
-    EndReason::Failed { reason: reason.to_owned() }
+    EndReason::failed(reason.to_owned())
 }
 
 fn no_model() -> io::Error {
@@ -72,7 +72,7 @@ fn i3_an_error_of_work_that_was_told_to_stop_changes_no_reason() {
         sim.sleep(seconds(1)).await;
         context.stop("tea");
         let error = scope.await.unwrap().unwrap_err();
-        assert_eq!(error.reason(), &EndReason::Stopped { by: None, reason: Some("tea".into()) });
+        assert_eq!(error.reason(), &EndReason::stopped(None, Some("tea".into())));
         assert_eq!(error.value(), Some(&Err("cut short")));
         context.fail("too late");
         assert_eq!(context.cancelled().await, *error.reason());

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::*;
 
 fn silent(limit: Duration) -> EndReason {
-    EndReason::TimedOut { limit: Limit::MaxSilence(limit) }
+    EndReason::timed_out(Limit::MaxSilence(limit))
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_limited_run_is_told_to_stop_in_time_even_if_the_machine_sleeps() {
         sim.clock.suspend(seconds(12));
         sim.sleep(millis(1_100)).await;
         let limit = Limit::MaxDuration(seconds(100));
-        assert_eq!(run.cancelled().await, EndReason::TimedOut { limit });
+        assert_eq!(run.cancelled().await, EndReason::timed_out(limit));
         assert!(run.release().await.released);
     });
 }
@@ -100,6 +100,6 @@ fn the_end_names_the_limit_that_was_reached_first() {
         sim.sleep(seconds(40)).await;
         run.beat();
         let limit = Limit::MaxDuration(seconds(60));
-        assert_eq!(run.cancelled().await, EndReason::TimedOut { limit });
+        assert_eq!(run.cancelled().await, EndReason::timed_out(limit));
     });
 }

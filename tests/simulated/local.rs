@@ -48,7 +48,7 @@ fn whoever_finds_a_run_can_stop_it() {
         let found: RunContext = supervisor.local(&key("chat")).await.unwrap();
         assert!(found.scope_handle::<()>().is_none(), "it is not in a task of its own");
         found.stop("tea");
-        assert_eq!(run.cancelled().await, EndReason::Stopped { by: None, reason: Some("tea".into()) });
+        assert_eq!(run.cancelled().await, EndReason::stopped(None, Some("tea".into())));
         assert!(supervisor.local(&key("chat")).await.is_some(), "until its session was given back");
         assert!(run.release().await.released);
         sim.sleep(seconds(1)).await;

@@ -14,7 +14,7 @@ use tokio::{task::spawn_local, time::Instant};
 use super::*;
 
 fn stopped() -> EndReason {
-    EndReason::Stopped { by: None, reason: Some("tea".into()) }
+    EndReason::stopped(None, Some("tea".into()))
 }
 
 async fn ever<T>() -> T {

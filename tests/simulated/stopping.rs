@@ -3,8 +3,8 @@
 use std::{cell::Cell, rc::Rc};
 
 use tenure::{
-    AcquireError, Asked, EndReason, InvalidText, StopAnswer, StopBuilder, StopError, store::memory::Fault,
-    testing::simulate,
+    AcquireError, Asked, EndReason, InvalidText, StopAnswer, StopError, request::StopBuilder,
+    store::memory::Fault, testing::simulate,
 };
 use tokio::{task::spawn_local, time::timeout};
 
@@ -14,7 +14,7 @@ use super::*;
 const AT_ONCE: Duration = millis(5);
 
 fn by_ops() -> EndReason {
-    EndReason::Stopped { by: Some("ops".into()), reason: Some("tea".into()) }
+    EndReason::stopped(Some("ops".into()), Some("tea".into()))
 }
 
 fn ask(supervisor: &LeaseSupervisor, session: &str) -> StopBuilder {

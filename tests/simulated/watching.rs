@@ -109,7 +109,8 @@ fn a_lost_database_is_unknown_within_two_seconds_and_right_again_within_two() {
                 sim.sleep(seconds(20) + millis(after)).await;
                 sim.store.set_fault(fault);
                 let lost_at = sim.clock.reading().wall;
-                let Observed::Unknown { last_known, since } = next(&mut watching, seconds(2)).await else {
+                let Observed::Unknown { last_known, since, .. } = next(&mut watching, seconds(2)).await
+                else {
                     panic!("{fault:?}: it cannot be known");
                 };
                 let (last_known, before) = (last_known.unwrap(), before.known().unwrap().clone());

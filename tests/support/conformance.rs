@@ -720,8 +720,7 @@ pub(crate) async fn the_history_says_how_each_run_ended(backend: &impl Backend) 
     let runs: Vec<_> = (0..5).map(|_| RunId::random()).collect();
     let first = client.granted(acquire(&key, runs[0])).await;
     backend.request_stop(&key, "ann", "wrong branch").await;
-    let why =
-        EndReason::Stopped { by: Some("ann".to_owned()), reason: Some("it's \"wrong\"\n日".to_owned()) };
+    let why = EndReason::stopped(Some("ann".to_owned()), Some("it's \"wrong\"\n日".to_owned()));
     let item = Release { key: key.clone(), run_id: runs[0], reason: Some(why.clone()) };
     assert_eq!(client.raw().release(&[item]).await, Ok(vec![ReleaseOutcome::Released]));
 
@@ -744,11 +743,11 @@ pub(crate) async fn the_history_says_how_each_run_ended(backend: &impl Backend) 
     let ids: Vec<_> = past.iter().rev().map(|run| run.run_id).collect();
     assert_eq!(ids, runs);
     let text = |text: &str| Some(text.to_owned());
-    assert_eq!(past[4].ending, Ending::Released { why: Some(why) });
+    assert_eq!(past[4].ending, Ending::released(Some(why)));
     assert_eq!(past[3].ending, Ending::TakenOver);
-    assert_eq!(past[2].ending, Ending::Broken { by: text("ops"), reason: text("burnt") });
+    assert_eq!(past[2].ending, Ending::broken(text("ops"), text("burnt")));
     assert!(matches!(past[1].ending, Ending::Changed { .. }), "{:?}", past[1]);
-    assert_eq!(past[0].ending, Ending::Released { why: None });
+    assert_eq!(past[0].ending, Ending::released(None));
     let PastRun { label, fence, phase, since, until, stop, .. } = &past[4];
     assert_eq!((label.as_str(), phase.as_str(), *fence), ("api-3", "starting", first.fence));
     assert_eq!(micros(*since), first.acquired_at_micros);

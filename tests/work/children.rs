@@ -9,7 +9,10 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tenure::{ChildTree, Run, RunContext, process::ProcessOutcome};
+use tenure::{
+    Run, RunContext,
+    process::{ChildTree, ProcessOutcome},
+};
 
 use super::{
     support::{background, process_table, wait_until},
@@ -158,7 +161,7 @@ async fn processes_are_ended_in_time_although_the_host_is_blocked(backend: impl 
 mod in_memory {
     use std::{io::Read, sync::Arc, thread};
 
-    use tenure::{ChildError, clock::SystemClock, store::MemoryStore};
+    use tenure::{clock::SystemClock, process::ChildError, store::MemoryStore};
 
     use super::*;
 

@@ -18,6 +18,7 @@ use super::{Pool, PoolPlan};
 use crate::{
     actor::call::answer,
     store::{LeaseConnection, StoreError},
+    trace,
 };
 
 /// An idle connection.
@@ -45,7 +46,7 @@ impl Pool {
             let pause = self.inner.plan.check_interval.min(self.inner.plan.linger);
             match over.run_until_cancelled(timeout(pause, lost)).await {
                 Some(Ok(error)) => {
-                    tracing::debug!(%error, "an idle connection was lost");
+                    tracing::debug!(target: trace::STORE, %error, "an idle connection was lost");
                     self.keep();
                 }
                 Some(Err(_elapsed)) => {}

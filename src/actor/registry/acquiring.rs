@@ -23,6 +23,7 @@ use crate::{
     run::{Run, RunMessage, Shared, Start},
     session::{Holder, Label, RunId, RunPhase, SessionKey, StopRequest},
     store::{Acquire, Grant, StoreError},
+    trace,
 };
 
 /// A caller wants a session.
@@ -41,6 +42,8 @@ pub(crate) struct AcquireSession {
     pub(crate) until: BootInstant,
     /// Cancelled when the caller no longer waits.
     pub(crate) abandoned: CancellationToken,
+    /// The code that asks.
+    pub(crate) origin: trace::Origin,
     pub(crate) reply: oneshot::Sender<Result<Run, AcquireError>>,
 }
 
@@ -203,7 +206,11 @@ impl Registry {
             lease.limit_to(*limit, self.links.run.clock.now());
         }
         let key = first.key.clone();
-        info!(account = key.account(), session = key.session(), %run_id, fence = grant.fence.as_i64(), "acquired");
+        let span = first.origin.run_span(&key, run_id, grant.fence);
+        let ttl_ms = trace::millis(first.timing.ttl());
+        span.in_scope(
+            || info!(name: "acquired", target: trace::RUN, holder = %first.label, ttl_ms, "acquired"),
+        );
         let start = Start {
             key: key.clone(),
             run_id,
@@ -213,6 +220,7 @@ impl Registry {
             expires_at_micros: grant.expires_at_micros,
             phase: first.phase.clone(),
             schema: self.links.run.schema.clone(),
+            span,
         };
         let links = RunLinks { timing: first.timing, ..self.links.run.clone() };
         let (timing, clock) = (links.timing, links.clock.clone());
@@ -222,7 +230,7 @@ impl Registry {
         actor.say(RunEvent::Acquired { run: shared.to_ref(), ttl: timing.ttl() });
         let actor = actor.start();
         if let Some(request) = &grant.stop {
-            let reason = EndReason::stopped(request);
+            let reason = EndReason::asked(request);
             shared.note_recorded_stop(request);
             // Ends the run before anybody can begin to work under it.
             shared.end(reason.clone());

@@ -183,7 +183,7 @@ mod tests {
             run_id: RunId::random(),
             node: NodeId::random(),
             label: Label::new("a").unwrap(),
-            fence: FencingToken::from(1),
+            fence: FencingToken::new(1).unwrap(),
             stage: RunStage::Running,
             phase: RunPhase::default(),
             since,

@@ -15,6 +15,7 @@ use crate::{
     event::RunRef,
     run::{RunMessage, Shared},
     session::SessionKey,
+    trace,
 };
 
 /// Set once new runs are refused.
@@ -158,7 +159,7 @@ impl Registry {
         left.sort();
         left.dedup();
         if !left.is_empty() {
-            warn!(left = left.len(), "shut down with sessions left to expire");
+            warn!(target: trace::SUPERVISOR, left = left.len(), "shut down with sessions left to expire");
         }
         // The report stays for later calls of `shutdown`, which find no registry any more.
         let _ = self.links.report.set(ShutdownReport { ended, left, failed: false });
@@ -180,7 +181,7 @@ impl Handler<Drain> for Registry {
 
     fn handle(&mut self, drain: Drain, ctx: &mut Context<Self>) {
         if !self.is_closing() {
-            info!(sessions = self.sessions.len(), "draining");
+            info!(target: trace::SUPERVISOR, sessions = self.sessions.len(), "draining");
         }
         self.closing.get_or_insert_default().drained.push(drain.drained);
         self.end_when_empty(ctx);
@@ -201,7 +202,7 @@ impl Handler<Shutdown> for Registry {
 
     fn handle(&mut self, Shutdown { grace, reply }: Shutdown, ctx: &mut Context<Self>) {
         if !self.is_shutting_down() {
-            info!(sessions = self.sessions.len(), "shutting down");
+            info!(target: trace::SUPERVISOR, sessions = self.sessions.len(), "shutting down");
         }
         let closing = self.closing.get_or_insert_default();
         closing.shutdown.get_or_insert_default().replies.extend(reply);

@@ -18,6 +18,7 @@ use crate::{
     run::RunMessage,
     session::{Holder, RunId, SessionKey, StopRequest},
     store::{MAX_BATCH, StopOutcome, StopRun, StoreError},
+    trace,
 };
 
 /// A caller wants the run of a session to stop.
@@ -76,7 +77,7 @@ impl Registry {
         let is_meant = |run: &&Running| run_id.is_none_or(|wanted| wanted == run.shared.run_id);
         let works = |run: &&Running| !run.shared.is_work_over();
         let running = running.as_ref().filter(is_meant).filter(works)?;
-        running.actor.do_send(RunMessage::Stop { reason: EndReason::stopped(request), grace: None });
+        running.actor.do_send(RunMessage::Stop { reason: EndReason::asked(request), grace: None });
         let first = running.shared.note_stop(request);
         let holder = running.holder(&self.links);
         (!holder.expires_in.is_zero()).then_some(AskedRun { holder, first })
@@ -222,7 +223,9 @@ async fn look(runs: &[(SessionKey, RunId)], queries: &Queries, registry: &Addr<R
             }
             // The leases are gone: let every run find out at once.
             Err(QueryError::Store(StoreError::Lost { .. })) => return registry.do_send(ConfirmAll),
-            Err(error) => tracing::debug!(%error, "requests to stop were not read"),
+            Err(error) => {
+                tracing::debug!(target: trace::STORE, %error, "requests to stop were not read")
+            }
         }
         sleep(backoff(attempt, LONGEST_PAUSE)).await;
     }

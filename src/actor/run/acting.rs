@@ -1,6 +1,6 @@
 //! Carries out what the machine of a run has decided.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::sync::atomic::Ordering;
 
 use actix::{ActorContext, AsyncContext, Context};
 use tracing::{debug, info, warn};
@@ -10,6 +10,7 @@ use crate::{
     end::EndReason,
     event::RunEvent,
     lease::{Action, News},
+    trace,
 };
 
 impl RunActor {
@@ -39,7 +40,11 @@ impl RunActor {
                 Action::Kill => self.shared.kill(),
                 Action::Overtaken => self.shared.say_overtaken(),
                 Action::GiveUp => {
-                    warn!("gave up: the work has not ended, and its session is not kept any longer");
+                    warn!(
+                        name: "gave_up",
+                        target: trace::RUN,
+                        "gave up: the work has not ended, and its session is not kept any longer"
+                    );
                     self.shared.give_up();
                     self.bound_the_release(ctx);
                 }
@@ -58,33 +63,38 @@ impl RunActor {
 
     fn tell(&mut self, news: News) {
         let run = self.shared.to_ref();
-        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let event = match news {
             News::Renewed { trusted_for } => {
-                debug!(trusted_for_ms = millis(trusted_for), "renewed");
+                debug!(name: "renewed", target: trace::RUN, trusted_for_ms = trace::millis(trusted_for), "renewed");
                 return;
             }
             News::AtRisk { trusted_for } => {
                 let cause = self.last_error.clone();
                 let shown = cause.as_ref().map(ToString::to_string);
                 warn!(
-                    trusted_for_ms = millis(trusted_for),
+                    name: "at_risk",
+                    target: trace::RUN,
+                    trusted_for_ms = trace::millis(trusted_for),
                     cause = shown,
                     "at risk: a renewal is not confirmed"
                 );
                 RunEvent::AtRisk { run, trusted_for, cause }
             }
             News::Recovered => {
-                info!("recovered: renewals are confirmed again");
+                info!(name: "recovered", target: trace::RUN, "recovered: renewals are confirmed again");
                 RunEvent::Recovered { run }
             }
             News::Stopping => {
                 let reason = self.first_reason();
-                info!(%reason, "stopping");
+                info!(name: "stopping", target: trace::RUN, %reason, "stopping");
                 RunEvent::Stopping { run, reason }
             }
             News::Stuck => {
-                warn!("stuck: the work has outlived its grace; the lease is kept until it ends");
+                warn!(
+                    name: "stuck",
+                    target: trace::RUN,
+                    "stuck: the work has outlived its grace; the lease is kept until it ends"
+                );
                 self.shared.is_stuck.store(true, Ordering::Relaxed);
                 RunEvent::Stuck { run }
             }
@@ -92,9 +102,9 @@ impl RunActor {
                 let reason = self.first_reason();
                 if reason.is_loss() {
                     let cause = self.last_error.as_ref().map(ToString::to_string);
-                    warn!(%reason, released, cause, "ended");
+                    warn!(name: "ended", target: trace::RUN, %reason, released, cause, "ended");
                 } else {
-                    info!(%reason, released, "ended");
+                    info!(name: "ended", target: trace::RUN, %reason, released, "ended");
                 }
                 self.shared.tell_released(released);
                 let gave_up = self.shared.gave_up();

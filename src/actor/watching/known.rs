@@ -143,7 +143,7 @@ mod tests {
             run_id: RunId::random(),
             node: NodeId::random(),
             label: Label::new("ann").unwrap(),
-            fence: FencingToken::from(1),
+            fence: FencingToken::LEAST,
             stage: RunStage::Running,
             phase: RunPhase::default(),
             since: SystemTime::UNIX_EPOCH,

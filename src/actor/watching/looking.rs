@@ -27,6 +27,7 @@ use crate::{
     event::RunEvent,
     session::{SessionKey, SessionStatus},
     store::{MAX_BATCH, StoreError},
+    trace,
 };
 
 pub(super) struct Looking {
@@ -264,7 +265,7 @@ impl Looking {
 
     /// After a pause, a new round polls everything that was to be polled.
     fn fail(&mut self, error: &StoreError) {
-        tracing::debug!(%error, "watched sessions were not read");
+        tracing::debug!(target: trace::STORE, %error, "watched sessions were not read");
         self.failures = self.failures.saturating_add(1);
         self.not_before = self.clock.now() + backoff(self.failures, LONGEST_PAUSE);
         for key in self.urgent.drain(..) {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tenure::{
-    Connections, LeaseSupervisor, LeaseSupervisorBuilder, SessionKey, StoreError, printable_path, store,
+    Connections, LeaseSupervisor, LeaseSupervisorBuilder, SessionKey, StoreError, store, text::printable_path,
 };
 
 use crate::{

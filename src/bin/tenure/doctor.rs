@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use tenure::{
     diagnosis::{Diagnosis, Examination, Finding, Verdict},
-    printable,
+    text::printable,
 };
 
 use crate::{

@@ -12,7 +12,10 @@ use std::{
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde_json::{Value, json};
-use tenure::{EndReason, Holder, Run, RunId, SessionKey, SessionStatus, printable, printable_path};
+use tenure::{
+    EndReason, Holder, Run, RunId, SessionKey, SessionStatus,
+    text::{printable, printable_path},
+};
 
 use crate::{exit::Failure, inherited, lines::Lines, show};
 
@@ -291,7 +294,7 @@ fn open_to_append(path: &Path) -> io::Result<File> {
 /// Who asked the run to stop, and why, if somebody did.
 pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
     match reason {
-        EndReason::Stopped { by, reason } => (by.as_deref(), reason.as_deref()),
+        EndReason::Stopped { by, reason, .. } => (by.as_deref(), reason.as_deref()),
         _ => (None, None),
     }
 }

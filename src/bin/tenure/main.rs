@@ -186,7 +186,7 @@ fn check_parsing() -> Result<(), Failure> {
         );
         return Err(Failure::new(UNAVAILABLE, message));
     }
-    let little = Need { descriptors: 0, threads: 0, memory: 4 << 20 };
+    let little = Need::default().memory(4 << 20);
     little.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
 }
 
@@ -195,10 +195,10 @@ fn check_parsing() -> Result<(), Failure> {
 fn check_limits(command: &Command) -> Result<(), Failure> {
     let need = match command {
         Command::Phase(_) | Command::Completions(_) | Command::Man(_) => {
-            Need { descriptors: 10, threads: 2, memory: 4 << 20 }
+            Need::default().descriptors(10).threads(2).memory(4 << 20)
         }
         // Of the threads, three serve connections to a SQLite file, and two stand for the guardian and CMD's process.
-        _ => Need { descriptors: 40, threads: 9, memory: 48 << 20 },
+        _ => Need::default().descriptors(40).threads(9).memory(48 << 20),
     };
     need.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))
 }

@@ -30,7 +30,8 @@ fn of(args: &ManArgs) -> Result<Command, Failure> {
     let Some(name) = &args.of else { return Ok(cli) };
     let found = cli.find_subcommand(name).filter(|found| found.get_name() != "help").cloned();
     let Some(found) = found else {
-        let message = format!("there is no subcommand {:?}; see tenure --help", tenure::printable(name));
+        let message =
+            format!("there is no subcommand {:?}; see tenure --help", tenure::text::printable(name));
         return Err(Failure::new(USAGE, message));
     };
     Ok(found.name(format!("tenure-{name}")).version(env!("CARGO_PKG_VERSION")))

@@ -135,7 +135,7 @@ pub(crate) fn remedy(program: &str, errno: i32) -> Option<String> {
 
     use nix::libc::{EACCES, ENOENT, ENOEXEC};
 
-    let quoted = tenure::printable(program);
+    let quoted = tenure::text::printable(program);
     match errno {
         ENOENT if program.split_whitespace().count() > 1 => {
             Some(format!("leave out the quotes, or let a shell read them: sh -c '{quoted}'"))

@@ -101,7 +101,7 @@ pub(crate) fn word(reason: &EndReason, signaled: Option<i32>) -> &'static str {
 
 /// Whether a run ended because this signal told this command to end.
 pub(crate) fn is_by_signal(reason: &EndReason, number: i32) -> bool {
-    matches!(reason, EndReason::Stopped { by: None, reason: Some(reason) } if *reason == signals::name(number))
+    matches!(reason, EndReason::Stopped { by: None, reason: Some(reason), .. } if *reason == signals::name(number))
 }
 
 #[cfg(test)]
@@ -118,7 +118,7 @@ mod tests {
     }
 
     fn told(number: i32) -> EndReason {
-        EndReason::Stopped { by: None, reason: Some(signals::name(number)) }
+        EndReason::stopped(None, Some(signals::name(number)))
     }
 
     #[test]
@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn other_reasons_have_codes_of_their_own_however_cmd_ended() {
-        let stopped = EndReason::Stopped { by: Some("ann".into()), reason: None };
-        let timed_out = EndReason::TimedOut { limit: Limit::MaxDuration(Duration::ZERO) };
+        let stopped = EndReason::stopped(Some("ann".into()), None);
+        let timed_out = EndReason::timed_out(Limit::MaxDuration(Duration::ZERO));
         for (reason, code) in [
             (&stopped, 77),
             (&EndReason::Shutdown, 77),

@@ -14,7 +14,7 @@ use nix::libc;
 use tenure::{
     EndReason, Limit, Run, RunEvent, Timing,
     clock::{BootInstant, Clock as _, SystemClock},
-    printable,
+    text::printable,
 };
 use tokio::task::JoinSet;
 
@@ -373,7 +373,9 @@ pub(crate) fn why(reason: &EndReason, signaled: Option<i32>) -> Why<'_> {
     let reason_word = word(reason, signaled);
     let (by, why) = request(reason);
     let limit = match reason {
-        EndReason::TimedOut { limit: Limit::MaxDuration(limit) | Limit::MaxSilence(limit) } => Some(*limit),
+        EndReason::TimedOut { limit: Limit::MaxDuration(limit) | Limit::MaxSilence(limit), .. } => {
+            Some(*limit)
+        }
         _ => None,
     };
     Why { reason: reason_word, by, why: why.filter(|_| reason_word != "signal"), limit, ..Why::default() }

@@ -7,7 +7,7 @@
 use std::{ffi::OsString, future::Future, pin::pin, time::Duration};
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use tenure::{AcquireError, EndReason, Label, LeaseSupervisor, Run, RunEvent, SessionKey, printable};
+use tenure::{AcquireError, EndReason, Label, LeaseSupervisor, Run, RunEvent, SessionKey, text::printable};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{

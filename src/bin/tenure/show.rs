@@ -8,8 +8,8 @@ use std::{
 
 use serde_json::{Value, json};
 use tenure::{
-    EndReason, Holder, SessionKey, SessionState, SessionStatus, Standby, StopRequest, printable,
-    printable_name,
+    EndReason, Holder, SessionKey, SessionState, SessionStatus, Standby, StopRequest,
+    text::{printable, printable_name},
 };
 
 use crate::exit::{Failure, UNAVAILABLE};
@@ -106,9 +106,9 @@ pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
 /// Who asked for the end, and why it came, if that is known.
 pub(crate) fn by_and_why(reason: &EndReason) -> (Option<String>, Option<String>) {
     match reason {
-        EndReason::Stopped { by, reason } => (by.clone(), reason.clone()),
-        EndReason::Failed { reason } => (None, Some(reason.clone())),
-        EndReason::TimedOut { limit } => (None, Some(limit.to_string())),
+        EndReason::Stopped { by, reason, .. } => (by.clone(), reason.clone()),
+        EndReason::Failed { reason, .. } => (None, Some(reason.clone())),
+        EndReason::TimedOut { limit, .. } => (None, Some(limit.to_string())),
         _ => (None, None),
     }
 }

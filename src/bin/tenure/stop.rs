@@ -103,7 +103,7 @@ fn tell(global: &Global, asked: &Asked, mut session: Value, ended: Option<bool>)
         (_, false) => show::print(format_args!(
             "{key}: {} had been asked to stop before{} (run {})\n",
             holder.label,
-            by.map(|by| format!(", by {}", tenure::printable(by))).unwrap_or_default(),
+            by.map(|by| format!(", by {}", tenure::text::printable(by))).unwrap_or_default(),
             holder.run_id
         )),
     }

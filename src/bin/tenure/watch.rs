@@ -113,7 +113,7 @@ impl AbsenceReport<'_> {
         }
         let observed = match absent {
             Absent::Missing => Observed::Known(SessionStatus::idle(self.key.clone())),
-            Absent::Silent => Observed::Unknown { last_known: None, since: self.since },
+            Absent::Silent => Observed::unknown(None, self.since),
         };
         tell(self.global, self.key, &observed)
     }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure::{Ending, History, PastRun, QueryError, SessionState, SessionStatus, StoreError, printable};
+use tenure::{
+    Ending, History, PastRun, QueryError, SessionState, SessionStatus, StoreError, text::printable,
+};
 
 use crate::{
     cli::{Global, WhyArgs},
@@ -54,17 +56,17 @@ fn to_json(status: &SessionStatus, history: Option<&History>) -> Value {
 
 fn run_json(run: &PastRun) -> Value {
     let (how, reason, by, why) = match &run.ending {
-        Ending::Released { why } => ("released", why.as_ref().map(show::reason_word), None, None),
+        Ending::Released { why, .. } => ("released", why.as_ref().map(show::reason_word), None, None),
         Ending::TakenOver => ("taken_over", None, None, None),
-        Ending::Broken { by, reason } => ("broken", None, by.as_deref(), reason.as_deref()),
+        Ending::Broken { by, reason, .. } => ("broken", None, by.as_deref(), reason.as_deref()),
         Ending::Swept => ("swept", None, None, None),
-        Ending::Deleted { by } => ("deleted", None, by.as_deref(), None),
-        Ending::Changed { by } => ("changed", None, by.as_deref(), None),
-        Ending::Other { word } => (word.as_str(), None, None, None),
+        Ending::Deleted { by, .. } => ("deleted", None, by.as_deref(), None),
+        Ending::Changed { by, .. } => ("changed", None, by.as_deref(), None),
+        Ending::Other { word, .. } => (word.as_str(), None, None, None),
         _ => ("other", None, None, None),
     };
     let (by, why) = match &run.ending {
-        Ending::Released { why: Some(reason) } => show::by_and_why(reason),
+        Ending::Released { why: Some(reason), .. } => show::by_and_why(reason),
         _ => (by.map(str::to_owned), why.map(str::to_owned)),
     };
     json!({
@@ -161,7 +163,8 @@ fn past(run: &PastRun) -> String {
         run.fence
     );
     // A run that was stopped says it itself.
-    let is_told = matches!(&run.ending, Ending::Released { why: Some(tenure::EndReason::Stopped { .. }) });
+    let is_told =
+        matches!(&run.ending, Ending::Released { why: Some(tenure::EndReason::Stopped { .. }), .. });
     if let Some(stop) = run.stop.as_ref().filter(|_| !is_told) {
         line += &format!(", asked to stop{}", show::request(stop.by.as_deref(), stop.reason.as_deref()));
     }

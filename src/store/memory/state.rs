@@ -98,7 +98,7 @@ impl State {
             }
         };
         AcquireOutcome::Granted(Grant {
-            fence: FencingToken::from(row.fence),
+            fence: FencingToken::at_least(row.fence),
             remaining: between(now, row.expires_at),
             acquired_at_micros: row.acquired_at,
             expires_at_micros: row.expires_at,
@@ -183,14 +183,14 @@ impl State {
     fn record(&mut self, key: &SessionKey, ending: Ending, now: i64) {
         let Some(row) = self.rows.get(key) else { return };
         let past = self.past.entry(key.clone()).or_default();
-        if past.iter().any(|run| run.fence == FencingToken::from(row.fence)) {
+        if past.iter().any(|run| run.fence == FencingToken::at_least(row.fence)) {
             return;
         }
         past.push(PastRun {
             run_id: row.run_id,
             node: row.node,
             label: row.label.clone(),
-            fence: FencingToken::from(row.fence),
+            fence: FencingToken::at_least(row.fence),
             phase: row.phase.clone(),
             since: instant(row.acquired_at),
             until: instant(row.expires_at.min(now)),
@@ -225,7 +225,7 @@ impl Row {
             run_id: self.run_id,
             node: self.node,
             label: self.label.clone(),
-            fence: FencingToken::from(self.fence),
+            fence: FencingToken::at_least(self.fence),
             stage: self.stage,
             phase: self.phase.clone(),
             since: instant(self.acquired_at),

@@ -10,6 +10,8 @@ use super::{
 use crate::{
     session::RunPhase,
     store::{Renew, RenewOutcome, StoreError, untold},
+    text::printable,
+    trace,
 };
 
 pub(super) const RENEW: &str = include_str!("renew.sql");
@@ -47,8 +49,15 @@ async fn record_phases(connection: &mut Connection, items: &[Renew]) -> Result<(
         }
         match (renewed, items) {
             (Err(StoreError::Unstorable { detail, .. } | StoreError::Rejected { detail, .. }), [item]) => {
-                let (database, session) = (connection.location(), item.key.to_string());
-                tracing::warn!(database, session, detail, "a new phase was rejected and is not shown");
+                let (database, key) = (connection.location(), &item.key);
+                tracing::warn!(
+                    target: trace::STORE,
+                    database,
+                    account = &*printable(key.account()),
+                    session = &*printable(key.session()),
+                    detail,
+                    "a new phase was rejected and is not shown"
+                );
             }
             (Err(StoreError::Unstorable { .. } | StoreError::Rejected { .. }), _) => {
                 let (first, second) = items.split_at(items.len() / 2);

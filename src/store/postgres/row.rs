@@ -51,7 +51,7 @@ pub(super) fn holder(connection: &Connection, row: &PgRow) -> Result<Holder, Sto
         run_id: connection.read::<Uuid>(row, "run_id")?.into(),
         node: connection.read::<Uuid>(row, "node")?.into(),
         label: Label::new(connection.read::<&str>(row, "holder")?).map_err(unreadable(connection))?,
-        fence: FencingToken::from(connection.read::<i64>(row, "fence")?),
+        fence: fence(connection, row)?,
         stage: connection.read::<&str>(row, "stage")?.parse().map_err(unreadable(connection))?,
         phase: RunPhase::new(connection.read::<&str>(row, "phase")?).map_err(unreadable(connection))?,
         since: instant(connection, connection.read(row, "acquired_at")?)?,
@@ -69,7 +69,7 @@ pub(super) fn past_run(connection: &Connection, row: &PgRow) -> Result<PastRun, 
         run_id: connection.read::<Uuid>(row, "run_id")?.into(),
         node: connection.read::<Uuid>(row, "node")?.into(),
         label: Label::new(connection.read::<&str>(row, "holder")?).map_err(unreadable(connection))?,
-        fence: FencingToken::from(connection.read::<i64>(row, "fence")?),
+        fence: fence(connection, row)?,
         phase: RunPhase::new(connection.read::<&str>(row, "phase")?).map_err(unreadable(connection))?,
         since: instant(connection, connection.read(row, "acquired_at")?)?,
         until: instant(connection, connection.read(row, "ended_at")?)?,
@@ -81,7 +81,7 @@ pub(super) fn past_run(connection: &Connection, row: &PgRow) -> Result<PastRun, 
 
 pub(super) fn grant(connection: &Connection, row: &PgRow) -> Result<Grant, StoreError> {
     Ok(Grant {
-        fence: FencingToken::from(connection.read::<i64>(row, "fence")?),
+        fence: fence(connection, row)?,
         remaining: length(connection.read(row, "remaining")?),
         acquired_at_micros: connection.read(row, "acquired_at")?,
         expires_at_micros: connection.read(row, "expires_at")?,
@@ -95,6 +95,10 @@ pub(super) fn renewed(connection: &Connection, row: &PgRow) -> Result<Renewed, S
         clock_micros: clock(connection, row)?,
         stop: stop(connection, row)?,
     })
+}
+
+fn fence(connection: &Connection, row: &PgRow) -> Result<FencingToken, StoreError> {
+    FencingToken::new(connection.read(row, "fence")?).map_err(unreadable(connection))
 }
 
 /// The server's clock when it decided, in microseconds since 1970.

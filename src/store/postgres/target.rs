@@ -14,7 +14,7 @@ use super::{
     turn::Turn,
     uri::refused,
 };
-use crate::{store::StoreError, text::printable};
+use crate::{store::StoreError, text::printable, trace};
 
 /// The database: the servers that may have it, and how to connect to them.
 pub(super) struct Target {
@@ -73,7 +73,7 @@ impl Target {
         if let Some(remark) = self.remark()
             && !self.is_told.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(database = &*self.location, "{remark}");
+            tracing::warn!(target: trace::STORE, database = &*self.location, "{remark}");
         }
     }
 }

@@ -129,7 +129,7 @@ fn item(acquire: &Acquire) -> Value {
 
 fn granted_row(written: &SqliteRow) -> Result<Grant, Failure> {
     Ok(Grant {
-        fence: written.try_get::<i64, _>("fence")?.into(),
+        fence: row::fence(written)?,
         remaining: row::remaining(written)?,
         acquired_at_micros: row::micros(written, "acquired_at")?,
         expires_at_micros: row::micros(written, "expires_at")?,

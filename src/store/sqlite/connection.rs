@@ -20,6 +20,7 @@ use crate::{
         Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, HistoryPage, KeepHistory, LeaseConnection,
         MAX_BATCH, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
     },
+    trace,
 };
 
 pub(super) struct Connection {
@@ -50,7 +51,11 @@ impl Connection {
         if schema::uses_wal(&mut sqlite).await? {
             sqlx::query("PRAGMA synchronous = NORMAL").execute(&mut sqlite).await?;
         } else {
-            tracing::warn!(database = %file, "the file does not use write-ahead logging: commits are slower");
+            tracing::warn!(
+                target: trace::STORE,
+                database = %file,
+                "the file does not use write-ahead logging: commits are slower"
+            );
         }
         Self::of(sqlite, file, bounds, there)
     }
@@ -86,7 +91,11 @@ impl Connection {
             Standing::Nothing | Standing::Other if self.only_looks => return Err(self.file.replaced()),
             Standing::Nothing | Standing::Other => {}
         }
-        tracing::warn!(database = %self.file, "the file was removed or replaced while it was open");
+        tracing::warn!(
+            target: trace::STORE,
+            database = %self.file,
+            "the file was removed or replaced while it was open"
+        );
         let now = Self::open(file, self.bounds).await.map_err(|failure| failure.in_file(&self.file))?;
         *self = Self { file: self.file.clone(), ..now };
         Ok(true)

@@ -8,7 +8,10 @@ use super::{
     failure::Failure,
     row, swallow,
 };
-use crate::store::{Renew, RenewOutcome, Renewed, untold};
+use crate::{
+    store::{Renew, RenewOutcome, Renewed, untold},
+    trace,
+};
 
 pub(super) const EXTEND: &str = include_str!("renew.sql");
 pub(super) const EXPLAIN: &str = include_str!("explain.sql");
@@ -29,7 +32,7 @@ pub(super) async fn renew(
         && failure.is_rejection()
         && let ([_], Some(untold)) = (items, untold(items))
     {
-        tracing::warn!(?failure, "a new phase was rejected and is not shown");
+        tracing::warn!(target: trace::STORE, ?failure, "a new phase was rejected and is not shown");
         extended = extend(sqlite, &untold, &mut open, &mut outcomes).await;
     }
     extended?;

@@ -11,7 +11,7 @@ use sqlx::{Row as _, sqlite::SqliteRow};
 use super::failure::Failure;
 use crate::{
     history::{Ending, PastRun},
-    session::{Holder, Label, RunPhase, StopRequest},
+    session::{FencingToken, Holder, Label, RunPhase, StopRequest},
 };
 
 pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
@@ -19,7 +19,7 @@ pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
         run_id: parsed(row, "run_id")?,
         node: parsed(row, "node")?,
         label: Label::new(row.try_get::<&str, _>("holder")?).map_err(|error| unreadable("holder", error))?,
-        fence: row.try_get::<i64, _>("fence")?.into(),
+        fence: fence(row)?,
         stage: parsed(row, "stage")?,
         phase: RunPhase::new(row.try_get::<&str, _>("phase")?).map_err(|error| unreadable("phase", error))?,
         since: instant(row, "acquired_at")?,
@@ -36,7 +36,7 @@ pub(super) fn past_run(row: &SqliteRow) -> Result<PastRun, Failure> {
         run_id: parsed(row, "run_id")?,
         node: parsed(row, "node")?,
         label: Label::new(row.try_get::<&str, _>("holder")?).map_err(|error| unreadable("holder", error))?,
-        fence: row.try_get::<i64, _>("fence")?.into(),
+        fence: fence(row)?,
         phase: RunPhase::new(row.try_get::<&str, _>("phase")?).map_err(|error| unreadable("phase", error))?,
         since: instant(row, "acquired_at")?,
         until: instant(row, "ended_at")?,
@@ -44,6 +44,10 @@ pub(super) fn past_run(row: &SqliteRow) -> Result<PastRun, Failure> {
         stop: stop(row)?,
         ending: Ending::of(row.try_get("how")?, reason, by, why),
     })
+}
+
+pub(super) fn fence(row: &SqliteRow) -> Result<FencingToken, Failure> {
+    FencingToken::new(row.try_get("fence")?).map_err(|error| unreadable("fence", error))
 }
 
 pub(super) fn stop(row: &SqliteRow) -> Result<Option<StopRequest>, Failure> {
