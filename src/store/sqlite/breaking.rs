@@ -4,7 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use sqlx::{Row as _, SqliteConnection};
 
-use super::{failure::Failure, history, read, swallow};
+use super::{
+    failure::Failure,
+    history::{self, Presence},
+    read, swallow,
+};
 use crate::{
     session::{Reason, Requester},
     store::{BreakLease, BreakOutcome},
@@ -14,10 +18,11 @@ const BREAK: &str = include_str!("break.sql");
 
 pub(super) async fn break_lease(
     sqlite: &mut SqliteConnection,
+    presence: &mut Presence,
     item: &BreakLease,
 ) -> Result<BreakOutcome, Failure> {
     let since_1970 = item.expires_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    let broken = history::noted(sqlite, BREAK, history::NOTE_BREAK, |query| {
+    let broken = history::noted(sqlite, presence, BREAK, history::NOTE_BREAK, |query| {
         query
             .bind(item.key.account().to_owned())
             .bind(item.key.session().to_owned())

@@ -9,7 +9,8 @@ use super::{
     acquire, breaking,
     failure::Failure,
     file::{Access, DatabaseFile},
-    history, read, release, renew, schema,
+    history::{self, Presence},
+    read, release, renew, schema,
     standing::{FileIdentity, OpenFiles, Standing},
     stop, sweep,
 };
@@ -29,6 +30,7 @@ pub(super) struct Connection {
     bounds: Bounds,
     opened: Arc<OpenFiles>,
     only_looks: bool,
+    history: Presence,
 }
 
 impl Connection {
@@ -68,7 +70,7 @@ impl Connection {
         there: Option<FileIdentity>,
     ) -> Result<Self, Failure> {
         let opened = file.opened(there)?;
-        Ok(Self { sqlite, file, bounds, opened, only_looks: false })
+        Ok(Self { sqlite, file, bounds, opened, only_looks: false, history: Presence::default() })
     }
 
     pub(super) fn only_looking(self) -> Self {
@@ -196,7 +198,8 @@ impl LeaseConnection for Connection {
             if !self.follow_runs().await? {
                 return Ok(vec![ReleaseOutcome::NotFound; items.len()]);
             }
-            let outcomes = writing!(self.sqlite, release::release(&mut self.sqlite, items));
+            let outcomes =
+                writing!(self.sqlite, release::release(&mut self.sqlite, &mut self.history, items));
             self.answer(outcomes)
         })
     }
@@ -215,7 +218,8 @@ impl LeaseConnection for Connection {
     ) -> BoxFuture<'a, Result<BreakOutcome, StoreError>> {
         Box::pin(async move {
             self.follow_to_work().await?;
-            let outcome = writing!(self.sqlite, breaking::break_lease(&mut self.sqlite, item));
+            let outcome =
+                writing!(self.sqlite, breaking::break_lease(&mut self.sqlite, &mut self.history, item));
             self.answer(outcome)
         })
     }

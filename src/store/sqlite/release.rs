@@ -5,7 +5,12 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 
-use super::{batch::batch, failure::Failure, history, read, swallow};
+use super::{
+    batch::batch,
+    failure::Failure,
+    history::{self, Presence},
+    read, swallow,
+};
 use crate::{
     end::EndReason,
     store::{Release, ReleaseOutcome},
@@ -15,14 +20,16 @@ pub(super) const RELEASE: &str = include_str!("release.sql");
 
 pub(super) async fn release(
     sqlite: &mut SqliteConnection,
+    presence: &mut Presence,
     items: &[Release],
 ) -> Result<Vec<ReleaseOutcome>, Failure> {
     if items.is_empty() {
         return Ok(Vec::new());
     }
     let released = batch(items.iter().map(item));
-    let deleted =
-        history::noted(sqlite, RELEASE, history::NOTE_RELEASE, |query| query.bind(released.clone()));
+    let deleted = history::noted(sqlite, presence, RELEASE, history::NOTE_RELEASE, |query| {
+        query.bind(released.clone())
+    });
     let deleted = deleted.await?;
     let deleted = deleted
         .iter()
