@@ -385,6 +385,11 @@ mod on_sqlite {
                 true,
             ),
         ] {
+            // Whoever meets it first, a connection that is open or one that is being opened.
+            let backend = SqliteBackend::start().await;
+            backend.execute(broken).await;
+            every_verb_but_a_sweep_works(&backend).await;
+
             let backend = SqliteBackend::start().await;
             let mut open = Client::connect(&*backend.store()).await;
             let run = RunId::random();

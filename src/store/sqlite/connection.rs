@@ -24,6 +24,22 @@ use crate::{
     trace,
 };
 
+/// Writes leases. If that fails because of the history, writes them without it (invariant I12).
+macro_rules! writing {
+    ($sqlite:expr, $write:expr) => {
+        match $write.await {
+            Err(failure) => match history::set_aside(&mut $sqlite, failure).await {
+                Ok(aside) => {
+                    let again = $write.await;
+                    aside.put_back(&mut $sqlite, again).await
+                }
+                Err(failure) => Err(failure),
+            },
+            done => done,
+        }
+    };
+}
+
 pub(super) struct Connection {
     pub(super) sqlite: SqliteConnection,
     file: DatabaseFile,
@@ -146,24 +162,12 @@ pub(super) async fn accept_writes(sqlite: &mut SqliteConnection) -> Result<(), F
 }
 
 async fn write_nothing(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
-    sqlx::query("DELETE FROM tenure_session_lease WHERE false").execute(sqlite).await?;
-    Ok(())
+    writing!(*sqlite, delete_nothing(sqlite))
 }
 
-/// Writes leases. If that fails because of the history, writes them without it (invariant I12).
-macro_rules! writing {
-    ($sqlite:expr, $write:expr) => {
-        match $write.await {
-            Err(failure) => match history::set_aside(&mut $sqlite, failure).await {
-                Ok(aside) => {
-                    let again = $write.await;
-                    aside.put_back(&mut $sqlite, again).await
-                }
-                Err(failure) => Err(failure),
-            },
-            done => done,
-        }
-    };
+async fn delete_nothing(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
+    sqlx::query("DELETE FROM tenure_session_lease WHERE false").execute(sqlite).await?;
+    Ok(())
 }
 
 // Every write is read to its end with `fetch_all` or `execute`. sqlx's `fetch_one` and `fetch_optional` reset the

@@ -9,8 +9,6 @@ use std::time::Duration;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, query::Query, sqlite::SqliteRow};
 
-use tokio::time::Instant;
-
 use super::{batch::batch, failure::Failure, row, schema};
 use crate::{history::PastRun, store::HistoryPage};
 
@@ -23,14 +21,12 @@ const TRIGGERS: &str = "SELECT sql FROM sqlite_schema WHERE type = 'trigger' \
 const DROP_TRIGGERS: &str = "DROP TRIGGER IF EXISTS tenure_fence_end_deleted; \
     DROP TRIGGER IF EXISTS tenure_fence_end_changed";
 
-/// Whether the file seems to have a history. It may get one, or lose it, while a connection is open.
+/// Whether the history's table was missing the last time. It may come and go while a connection is open. A file that has
+/// it is not asked for it each time.
 #[derive(Debug, Default)]
 pub(super) struct Presence {
-    absent_until: Option<Instant>,
+    was_missing: bool,
 }
-
-/// How long a file without a history is taken to have none.
-const ABSENCE: Duration = Duration::from_secs(10);
 
 /// Executes a write, and notes in the same transaction what only it knows. Without a history it is the write alone. The
 /// values must be the same for both statements.
@@ -43,7 +39,10 @@ pub(super) async fn noted<'q>(
         Query<'q, Sqlite, sqlx::sqlite::SqliteArguments>,
     ) -> Query<'q, Sqlite, sqlx::sqlite::SqliteArguments>,
 ) -> Result<Vec<SqliteRow>, Failure> {
-    if presence.absent_until.is_none_or(|until| Instant::now() >= until) {
+    if presence.was_missing {
+        presence.was_missing = !schema::has_history(sqlite).await?;
+    }
+    if !presence.was_missing {
         // One message, so that the write lock is not kept while this task waits for its turn. A savepoint, because there
         // may be a transaction.
         let both = format!("SAVEPOINT tenure_note; {write}; {note}; RELEASE tenure_note");
@@ -58,7 +57,7 @@ pub(super) async fn noted<'q>(
                     return Err(failure);
                 }
                 match failure.is_missing_table() {
-                    true => presence.absent_until = Some(Instant::now() + ABSENCE),
+                    true => presence.was_missing = true,
                     false => {
                         tracing::warn!(?failure, "the history of runs lacks what only this statement knows")
                     }
