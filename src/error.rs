@@ -9,6 +9,7 @@ use crate::{
     limits::Shortage,
     session::{Holder, InvalidText},
     store::StoreError,
+    text::printable_name,
 };
 
 /// Why a session was not acquired.
@@ -22,9 +23,9 @@ pub enum AcquireError {
     #[error("{0}")]
     Busy(Box<Busy>),
     /// The account has as many runs as the request allows
-    /// ([`limit_per_account`](crate::request::AcquireBuilder::limit_per_account)). Certain: nothing was acquired. Nobody held
-    /// the session itself.
-    #[error("the account {account} has {running} runs, and may have {limit}")]
+    /// ([`limit_per_account`](crate::request::AcquireBuilder::limit_per_account)). Certain: nothing was acquired.
+    /// Nobody held the session itself.
+    #[error("the account {} has {running} runs, and may have {limit}", printable_name(account))]
     #[non_exhaustive]
     AccountLimit {
         /// The account of the session.

@@ -57,6 +57,12 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// If the future is dropped, the schema is either unchanged or completely migrated.
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
+    /// Whether listening takes a connection. If not, it costs next to nothing.
+    #[doc(hidden)]
+    fn listens_by_connection(&self) -> bool {
+        false
+    }
+
     /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None` when this database
     /// gives no hints; then a request reaches its run with the next renewal.
     ///

@@ -17,7 +17,7 @@ use super::{
     start::{Plan, live},
 };
 #[cfg(feature = "testing")]
-use crate::{actor::registry::TICK, pulse::Pulse};
+use crate::pulse::Pulse;
 use crate::{
     clock::{SharedClock, SystemClock},
     config::Settings,
@@ -338,7 +338,7 @@ impl LeaseSupervisorBuilder {
     #[cfg(feature = "testing")]
     pub async fn start_here(self) -> Result<LeaseSupervisor, StartError> {
         let plan = self.plan()?;
-        let Started { inner, watcher, over, .. } = plan.start(Pulse::of_runtime(TICK)).await?;
+        let Started { inner, watcher, over, .. } = plan.start(Pulse::of_runtime).await?;
         actix_rt::spawn(watcher.serve(over));
         Ok(LeaseSupervisor { inner: Arc::new(inner) })
     }

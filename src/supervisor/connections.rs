@@ -1,9 +1,9 @@
 //! How many connections a supervisor has, and which statements share them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -13,6 +13,7 @@ use crate::{
     backoff::backoff,
     config::Timing,
     error::StartError,
+    pulse::Pulses,
     store::{Bounds, SharedStore, StoreError, VerbKind},
 };
 
@@ -52,6 +53,8 @@ pub enum Connections {
     /// Renewals are still not starved. If a renewal or a release is due, and the connection is busy or silent for
     /// longer than a quarter of `renew_timeout` (250 ms at most), a second connection is opened. That is early enough
     /// for three attempts. The second connection is closed after 30 s without use.
+    ///
+    /// On PostgreSQL, requests to stop are listened for once there has been a session for 0.1 s.
     Shared,
 }
 
@@ -73,6 +76,8 @@ pub(super) struct Common {
     pub(super) store: SharedStore,
     pub(super) timing: Timing,
     pub(super) connect_timeout: Duration,
+    /// Tells all pools to check their idle connections.
+    pub(super) check: Arc<Notify>,
     pub(super) goodbyes: TaskTracker,
 }
 
@@ -84,6 +89,15 @@ const MARGIN: f64 = 1.15;
 const TRIPS: usize = 5;
 
 impl Connections {
+    /// How long a session must have lasted before a connection is opened to listen for requests to stop it.
+    pub(super) fn listen_after(self) -> Duration {
+        match self {
+            Self::PerVerb | Self::RenewalsApart => Duration::ZERO,
+            // A short command is spared a connection.
+            Self::Shared => Duration::from_millis(100),
+        }
+    }
+
     pub(super) fn pools(self, common: &Common) -> Pools {
         match self {
             Self::PerVerb => {
@@ -116,8 +130,10 @@ impl Connections {
             }
             Self::Shared => {
                 let all = &[VerbKind::Acquire, VerbKind::Renew, VerbKind::Release];
-                let pool = || common.pool(common.longest(), all, 1, 3);
-                let all = pool();
+                // What comes before a short program counts most, and it renews nothing.
+                let first_verbs = &[VerbKind::Acquire];
+                let plan = common.plan(common.store.clone(), common.longest());
+                let all = Pool::new(PoolPlan { verbs: all, first_verbs, most: 3, ..plan });
                 Pools {
                     queries: all.clone(),
                     acquires: all.clone(),
@@ -133,6 +149,22 @@ impl Connections {
 }
 
 impl Common {
+    /// Tells the pools when to check their idle connections, until the supervisor ends. It is one instant for all
+    /// pools, so that the thread wakes once.
+    pub(super) fn checks(timing: &Timing, pulses: Pulses, over: CancellationToken) -> Arc<Notify> {
+        // About twice between two renewals.
+        let interval = (timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK);
+        let (check, mut pulse) = (Arc::new(Notify::new()), pulses(interval));
+        let checks = check.clone();
+        actix_rt::spawn(over.run_until_cancelled_owned(async move {
+            loop {
+                pulse.next().await;
+                checks.notify_waiters();
+            }
+        }));
+        check
+    }
+
     /// For a supervisor that only looks. Connections that write are opened only when they are needed.
     pub(super) fn pools_to_look(&self, looked_at: SharedStore) -> Pools {
         let statement = self.timing.acquire_attempt_timeout();
@@ -156,7 +188,8 @@ impl Common {
     }
 
     fn pool(&self, statement: Duration, verbs: &'static [VerbKind], kept: usize, most: usize) -> Pool {
-        Pool::new(PoolPlan { verbs, kept, most, ..self.plan(self.store.clone(), statement) })
+        let plan = self.plan(self.store.clone(), statement);
+        Pool::new(PoolPlan { verbs, first_verbs: verbs, kept, most, ..plan })
     }
 
     /// For queries. There may be two connections, so that a short query does not wait for a long one.
@@ -171,6 +204,7 @@ impl Common {
             store,
             bounds: bounds(&self.timing, statement),
             verbs: &[],
+            first_verbs: &[],
             kept: 1,
             most: 1,
             connect_timeout: self.connect_timeout,
@@ -178,8 +212,7 @@ impl Common {
             longest_backoff: self.timing.longest_backoff(),
             time_to_spare: (patience / 4).min(LONGEST_TIME_TO_SPARE),
             linger: LINGER,
-            // About twice between two renewals, and at another time than a renewal.
-            check_interval: (self.timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK),
+            check: self.check.clone(),
             goodbyes: self.goodbyes.clone(),
         }
     }

@@ -37,7 +37,7 @@ use crate::{
     event::{EventSender, RunEvent, forward},
     limits,
     origin::Origin,
-    pulse::Pulse,
+    pulse::{Pulse, Pulses},
     session::{Label, NodeId},
     store::SharedStore,
 };
@@ -90,7 +90,7 @@ pub(super) fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartEr
 
 /// Starts the supervisor, reports that it is ready, and drives the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
-    match plan.start(Pulse::of_kernel(TICK)).await {
+    match plan.start(Pulse::of_kernel).await {
         Ok(Started { inner, watcher, over, goodbyes }) => {
             let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
             // If the caller has gone, the only handle is dropped here, and that shuts the registry down.
@@ -111,11 +111,11 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
-    pub(super) async fn start(self, tick: Pulse) -> Result<Started, StartError> {
+    pub(super) async fn start(self, pulses: Pulses) -> Result<Started, StartError> {
         let base = Base::of(&self);
         // A start that fails, or whose future is dropped, leaves nothing running.
         let unless_started = base.over.clone().drop_guard();
-        let pools = self.pools(&base);
+        let pools = self.pools(&base, pulses);
         let preparation = self.prepare(&base, &pools).await?;
         // On the supervisor's own thread, because looking up the user may ask a slow directory on the network.
         let label = self.label.clone().unwrap_or_else(Label::user_at_host);
@@ -133,9 +133,10 @@ impl Plan {
         }
         let report = Arc::<OnceLock<_>>::default();
         let means = Means { keepers: pools.keepers(), preparation: preparation.clone() };
+        let tick = pulses(TICK);
         let registry = base.registry(&pools, means, &queries, is_busy, &report, tick, unless_started);
         if self.hints {
-            base.hear_hints(registry.clone(), busy);
+            base.hear_hints(registry.clone(), busy, self.connections.listen_after());
         }
         let Base { timing, clock, over, goodbyes, events, node, location, .. } = base;
         let inner = Inner {
@@ -173,9 +174,14 @@ impl Plan {
         Ok(preparation)
     }
 
-    fn pools(&self, base: &Base) -> Pools {
-        let (store, goodbyes) = (base.store.clone(), base.goodbyes.clone());
-        let common = Common { store, timing: base.timing, connect_timeout: base.connect_timeout, goodbyes };
+    fn pools(&self, base: &Base, pulses: Pulses) -> Pools {
+        let common = Common {
+            store: base.store.clone(),
+            timing: base.timing,
+            connect_timeout: base.connect_timeout,
+            check: Common::checks(&base.timing, pulses, base.over.clone()),
+            goodbyes: base.goodbyes.clone(),
+        };
         match self.looking_only {
             true => common.pools_to_look(self.looked_at(base)),
             false => self.connections.pools(&common),
@@ -291,7 +297,7 @@ impl Base {
         })
     }
 
-    fn hear_hints(&self, registry: Addr<Registry>, is_busy: watch::Receiver<bool>) {
+    fn hear_hints(&self, registry: Addr<Registry>, is_busy: watch::Receiver<bool>, listen_after: Duration) {
         let patience = self.timing.query_timeout();
         let hints = Hints {
             store: self.store.clone(),
@@ -300,6 +306,7 @@ impl Base {
             connect_timeout: self.connect_timeout,
             patience,
             silence: self.timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
+            listen_after,
             rest_after: REST_AFTER,
             registry,
             is_busy,
