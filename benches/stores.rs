@@ -124,6 +124,7 @@ fn acquire(key: &SessionKey, run_id: RunId) -> Acquire {
         label: Label::new("bench").expect("within bounds"),
         phase: RunPhase::default(),
         ttl: TTL,
+        limit_per_account: None,
     }
 }
 

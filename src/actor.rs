@@ -19,9 +19,10 @@
 //!   unknown (invariant I7).
 //! - [`run`] owns one run: its [`Lease`](crate::lease::Lease), its timer, its token.
 //! - [`lane`] sends statements of one kind, over connections of a [`pool`] that are open before they are needed.
+//! - [`means`] tells whether a run would have what it needs. Nothing is granted before (invariant I11).
 //! - [`query`] reads, sweeps, and asks runs to stop. No run depends on it.
 //! - [`hints`] listens for requests to stop, and has the registry read them. [`watching`] polls sessions for watchers.
-//!   No run depends on either.
+//!   No run depends on either, nor on [`sweeping`], which removes old rows now and then.
 //!
 //! A panic kills one actor. When a run actor ends, in whatever way, its drop cancels the run's token and tells the
 //! registry. It is never restarted. When the registry ends, it cancels the root of all tokens, and with it every run.
@@ -30,9 +31,11 @@ pub(crate) mod acquisition;
 mod call;
 pub(crate) mod hints;
 pub(crate) mod lane;
+pub(crate) mod means;
 pub(crate) mod pool;
 pub(crate) mod query;
 pub(crate) mod registry;
 pub(crate) mod run;
 mod starting;
+pub(crate) mod sweeping;
 pub(crate) mod watching;

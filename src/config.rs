@@ -4,9 +4,6 @@
 
 use std::time::Duration;
 
-/// By default no run renews less often.
-pub(crate) const LONGEST_DEFAULT_RENEW_INTERVAL: Duration = Duration::from_secs(20);
-
 /// The durations that a user may set. `None` takes the default.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
@@ -19,7 +16,8 @@ pub(crate) struct Settings {
     pub(crate) stuck_limit: Option<Duration>,
 }
 
-/// The checked durations of one supervisor, the same for all its runs.
+/// The checked durations of one supervisor. A run has others only if its request gave it another
+/// [`ttl`](crate::request::AcquireBuilder::ttl) or [`stop_grace`](crate::request::AcquireBuilder::stop_grace).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -96,6 +94,29 @@ impl Timing {
         (ttl / 20).max(Settings::LEAST_PART)
     }
 
+    /// The same for one run whose lease lasts longer. The margin grows with the lease, and so does the interval, up to
+    /// 20 s. The time-outs stay the supervisor's, because all its runs share their statements.
+    ///
+    /// A shorter lease is refused. A statement may take as long as the supervisor's ttl allows, and a step of a clock
+    /// is noticed from a part of the supervisor's margin on. Both would be too much for a shorter lease.
+    pub(crate) fn with_ttl(self, ttl: Duration) -> Result<Self, ConfigError> {
+        let ttl = whole_millis(ttl);
+        if ttl < self.ttl {
+            return Err(ConfigError::ShorterTtl { ttl, supervisor: self.ttl });
+        }
+        between("ttl", ttl, Settings::LEAST_TTL, Settings::GREATEST_TTL, Settings::BOUNDS_OF_TTL)?;
+        let factor = ttl.as_secs_f64() / self.ttl.as_secs_f64();
+        let longest_interval = self.renew_interval.max(Settings::LONGEST_DEFAULT_INTERVAL).min(ttl / 2);
+        let timing = Self {
+            ttl,
+            safety_margin: whole_millis(self.safety_margin.mul_f64(factor)).clamp(ttl / 20, ttl / 2),
+            renew_interval: self.renew_interval.mul_f64(factor).min(longest_interval),
+            ..self
+        };
+        check_relations(&timing)?;
+        Ok(timing)
+    }
+
     /// The same but for the grace of one run.
     pub(crate) fn with_stop_grace(self, stop_grace: Duration) -> Result<Self, ConfigError> {
         let timing = Self { stop_grace, ..self };
@@ -156,18 +177,20 @@ impl Settings {
     const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(5);
     const LEAST_TTL: Duration = Duration::from_secs(1);
     const GREATEST_TTL: Duration = Duration::from_secs(24 * 3600);
+    const BOUNDS_OF_TTL: &str = "1 second and 24 hours";
+    pub(crate) const LONGEST_DEFAULT_INTERVAL: Duration = Duration::from_secs(20);
     const GREATEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
     /// If a duration were shorter, an ordinary round trip or a busy machine would look like an outage.
     const LEAST_PART: Duration = Duration::from_millis(20);
 
     pub(crate) fn check(&self) -> Result<Timing, ConfigError> {
         let ttl = whole_millis(self.ttl.unwrap_or(Self::DEFAULT_TTL));
-        between("ttl", ttl, Self::LEAST_TTL, Self::GREATEST_TTL, "1 second and 24 hours")?;
+        between("ttl", ttl, Self::LEAST_TTL, Self::GREATEST_TTL, Self::BOUNDS_OF_TTL)?;
         let seconds = Duration::from_secs;
         let timing = Timing {
             ttl,
             safety_margin: whole_millis(self.safety_margin.unwrap_or(ttl / 5)),
-            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(LONGEST_DEFAULT_RENEW_INTERVAL)),
+            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(Self::LONGEST_DEFAULT_INTERVAL)),
             renew_timeout: self.renew_timeout.unwrap_or(
                 (ttl / Timing::RENEW_TIMEOUTS_IN_A_TTL).min(Timing::LONGEST_DEFAULT_RENEW_TIMEOUT),
             ),
@@ -249,6 +272,18 @@ pub enum ConfigError {
         /// The bounds as a rule.
         bounds: &'static str,
     },
+    /// A request asks for a shorter lease than its supervisor's.
+    #[error(
+        "ttl is {ttl:?} for one run but {supervisor:?} for its supervisor, and must not be shorter, because the \
+         time-outs of all statements derive from the supervisor's; give the supervisor the shortest ttl, and longer \
+         ones to single requests"
+    )]
+    ShorterTtl {
+        /// The ttl of the request.
+        ttl: Duration,
+        /// The ttl of the supervisor.
+        supervisor: Duration,
+    },
     /// There is no time for three attempts to renew before trust ends.
     #[error(
         "renew_interval {renew_interval:?} and renew_timeout {renew_timeout:?} leave no room for three attempts: \
@@ -316,6 +351,24 @@ mod tests {
         for ttl in [Duration::ZERO, Duration::from_millis(999), Duration::from_secs(86_401)] {
             let error = Timing::for_ttl(ttl).unwrap_err().to_string();
             assert!(error.contains("ttl") && error.contains("1 second and 24 hours"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_longer_lease_works_wherever_the_supervisors_own_does() {
+        let seconds = Duration::from_secs;
+        let least = Settings { safety_margin: Some(seconds(30) / 20), ..Settings::default() };
+        let greatest = Settings { safety_margin: Some(seconds(15)), ..Settings::default() };
+        let slow = Settings { renew_interval: Some(seconds(12)), ..Settings::default() };
+        for settings in [Settings::default(), least, greatest, slow] {
+            let of_all = settings.check().unwrap();
+            assert_eq!(of_all.with_ttl(of_all.ttl()), Ok(of_all));
+            for millis in [30_001, 31_013, 60_000, 299_999, 3_600_000, 86_400_000] {
+                let ttl = Duration::from_millis(millis);
+                let timing = of_all.with_ttl(ttl).unwrap();
+                assert_eq!((timing.ttl(), timing.renew_timeout()), (ttl, of_all.renew_timeout()));
+                assert!(timing.tolerated_outage() >= of_all.tolerated_outage(), "{ttl:?}: {timing:?}");
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use crate::{
     limits::Shortage,
     session::{Holder, InvalidText},
     store::StoreError,
+    text::printable_name,
 };
 
 /// Why a session was not acquired.
@@ -21,6 +22,19 @@ pub enum AcquireError {
     /// then the lost run, with no time left.
     #[error("{0}")]
     Busy(Box<Busy>),
+    /// The account has as many runs as the request allows
+    /// ([`limit_per_account`](crate::request::AcquireBuilder::limit_per_account)). Certain: nothing was acquired.
+    /// Nobody held the session itself.
+    #[error("the account {} has {running} runs, and may have {limit}", printable_name(account))]
+    #[non_exhaustive]
+    AccountLimit {
+        /// The account of the session.
+        account: String,
+        /// The limit of the request.
+        limit: u32,
+        /// How many runs of the account held a session when the request was refused.
+        running: u32,
+    },
     /// The database gave no usable answer in time. Uncertain: the session may have been acquired for this request. If
     /// so, it is being released in the background, and expires within one ttl at the latest.
     #[error("it is not known whether the session was acquired: {0}")]
@@ -55,11 +69,14 @@ impl AcquireError {
 
     /// Whether the same request to this supervisor may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Busy(_) | Self::Unavailable(_) | Self::NotAcquired(_))
+        match self {
+            Self::Busy(_) | Self::AccountLimit { .. } | Self::Unavailable(_) | Self::NotAcquired(_) => true,
+            Self::Refused(_) | Self::Draining | Self::Closed(_) | Self::Invalid(_) | Self::Config(_) => false,
+        }
     }
 
     /// A fair time to wait before asking again: [`Busy::retry_after`] if the session is held, and a second if the
-    /// database did not grant in time. `None` if waiting does not help.
+    /// account has too many runs or the database did not grant in time. `None` if waiting does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy(busy) => Some(busy.retry_after()),

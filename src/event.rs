@@ -1,6 +1,6 @@
 //! Events: what happens to runs, for listeners.
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use actix::Recipient;
 use futures::{
@@ -107,8 +107,10 @@ const KEPT: usize = 1024;
 const KEPT_OF_ONE_RUN: usize = 64;
 
 /// Sends without ever waiting (invariant I10).
+///
+/// The channel has room for all events that it keeps from the beginning, so it holds pointers to them.
 #[derive(Debug, Clone)]
-pub(crate) struct EventSender(broadcast::Sender<RunEvent>);
+pub(crate) struct EventSender(broadcast::Sender<Arc<RunEvent>>);
 
 impl EventSender {
     pub(crate) fn new() -> Self {
@@ -122,7 +124,7 @@ impl EventSender {
 
     pub(crate) fn send(&self, event: RunEvent) {
         // An error means only that nobody listens.
-        let _ = self.0.send(event);
+        let _ = self.0.send(Arc::new(event));
     }
 
     /// Where handles subscribe. A source does not keep the channel open after the last sender is gone.
@@ -133,7 +135,7 @@ impl EventSender {
 
 /// Where listeners subscribe to events.
 #[derive(Debug, Clone)]
-pub(crate) struct EventSource(broadcast::WeakSender<RunEvent>);
+pub(crate) struct EventSource(broadcast::WeakSender<Arc<RunEvent>>);
 
 impl EventSource {
     /// A stream of the events from now on. It ends when the last sender is gone, and may be polled after its end.
@@ -144,7 +146,7 @@ impl EventSource {
             stream::unfold(events, async |events| {
                 let mut events = events?;
                 match events.recv().await {
-                    Ok(event) => Some((event, Some(events))),
+                    Ok(event) => Some((Arc::unwrap_or_clone(event), Some(events))),
                     Err(broadcast::error::RecvError::Lagged(missed)) => {
                         Some((RunEvent::Missed(missed), Some(events)))
                     }

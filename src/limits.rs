@@ -59,7 +59,8 @@ impl Need {
     fn try_descriptors(self) -> Result<(), Shortage> {
         let mut had = Vec::with_capacity(self.descriptors);
         while had.len() < self.descriptors {
-            match any_file() {
+            // A duplicate costs less than another file, and takes a descriptor as well.
+            match had.first().map_or_else(any_file, File::try_clone) {
                 Ok(file) => had.push(file),
                 Err(error) if is_of_descriptors(&error) => {
                     return Err(Shortage {

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+/// How a supervisor makes its pulses: [`Pulse::of_kernel`], or [`Pulse::of_runtime`].
+pub(crate) type Pulses = fn(Duration) -> Pulse;
+
 /// Wakes its owner once in each period.
 #[derive(Debug)]
 pub(crate) struct Pulse {

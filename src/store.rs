@@ -36,7 +36,11 @@
 //!
 //! **acquire** grants a session that is idle or expired, or already held by the same run. A *refusal*
 //! (`AcquireOutcome::Busy`) locks nothing, writes nothing and names the holder. An expired lease that its run still
-//! [pins](crate::pin) is refused, too. The fence of a grant is strictly greater than the fence of any earlier grant of
+//! [pins](crate::pin) is refused, too. An item may limit the live leases of its account. The account's leases are
+//! counted where the session is granted, so that limited acquires together never exceed the limit, in whatever
+//! processes they are. Acquires without a limit are counted, but not refused.
+//!
+//! The fence of a grant is strictly greater than the fence of any earlier grant of
 //! the session, whatever happened to the row in between (invariant I8). An acquire that is repeated under the same run
 //! id gets the same fence, keeps `acquired_at`, phase, stage and stop request, and sets
 //! `expires_at = greatest(expires_at, clock + ttl)`.

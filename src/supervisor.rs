@@ -21,17 +21,20 @@ use futures::{
 
 use crate::{
     actor::{
+        means::{Preparation, is_prepared},
         query::{Queries, Query},
         registry::{Drain, Farewell, Registry, Shutdown, ShutdownReport},
+        sweeping::{SWEEP_BATCH, sweep_history},
         watching::Watching,
     },
     clock::SharedClock,
     config::Timing,
+    end::Limit,
     error::{Closed, QueryError},
     event::{EventSource, RunEvent},
     origin::Origin,
     session::{Label, NodeId, RunId, SessionKey, SessionStatus},
-    store::{HistoryPage, Page, SharedStore, StoreError},
+    store::{HistoryPage, Page, SharedStore},
     watch::{Observed, Standby},
 };
 
@@ -89,10 +92,13 @@ pub struct LeaseSupervisor {
 struct Inner {
     registry: Addr<Registry>,
     queries: Queries,
+    preparation: Preparation,
     watching: Watching,
     clock: SharedClock,
     events: EventSource,
     timing: Timing,
+    limits: Vec<Limit>,
+    limit_per_account: Option<u32>,
     label: Label,
     node: NodeId,
     location: String,
@@ -136,8 +142,10 @@ impl LeaseSupervisor {
             key: key.clone(),
             holder: None,
             phase: None,
+            ttl: None,
             stop_grace: None,
             limits: Vec::new(),
+            limit_per_account: None,
             events: None,
         }
     }
@@ -275,7 +283,8 @@ impl LeaseSupervisor {
         stream::iter(self.inner().ok().map(|inner| inner.watching.observe(key))).flatten()
     }
 
-    /// Reads the state of many sessions, in key order. The request is sent when it is awaited.
+    /// Reads the state of many sessions, in key order. The request is sent when it is awaited, and returns all sessions
+    /// together. [`stream`](ListBuilder::stream) returns one after the other.
     ///
     /// # Errors
     /// [`QueryError`] when the database does not answer.
@@ -294,6 +303,9 @@ impl LeaseSupervisor {
     /// [`history_kept`](LeaseSupervisorBuilder::history_kept). They are not counted. If this supervisor may not, they
     /// stay.
     ///
+    /// The supervisor does this by itself about once an hour, unless
+    /// [`sweeping`](LeaseSupervisorBuilder::sweeping) is off.
+    ///
     /// # Errors
     /// [`QueryError`] when the database does not answer. Some rows may have been removed.
     ///
@@ -308,24 +320,9 @@ impl LeaseSupervisor {
                 break;
             }
         }
-        self.sweep_history().await?;
-        Ok(removed)
-    }
-
-    async fn sweep_history(&self) -> Result<(), QueryError> {
         let inner = self.inner()?;
-        loop {
-            let sweep = |reply| Query::SweepHistory(inner.history_kept, SWEEP_BATCH, reply);
-            match inner.queries.ask(sweep).await {
-                Ok(some) if some < u64::from(SWEEP_BATCH) => return Ok(()),
-                Ok(_) => {}
-                Err(QueryError::Store(error @ StoreError::PermissionDenied { .. })) => {
-                    tracing::warn!(%error, "the history was not swept");
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        while sweep_history(&inner.queries, inner.history_kept).await? {}
+        Ok(removed)
     }
 
     /// What happens to the runs of this supervisor from now on. The stream ends with the supervisor.
@@ -351,7 +348,8 @@ impl LeaseSupervisor {
     }
 
     /// Whether a new run could start now: this supervisor is not draining or shutting down, and the database answers
-    /// and takes writes. For a readiness probe.
+    /// and takes writes. For a readiness probe. If it [started lazily](LeaseSupervisorBuilder::lazy), it has also found
+    /// that the database can be used.
     ///
     /// It asks the database, and waits for `ttl/5` at most (0.5 s to 5 s), connecting included. Behind another query
     /// that is under way it may wait as long again.
@@ -360,7 +358,8 @@ impl LeaseSupervisor {
     /// Dropping the future changes nothing.
     pub async fn is_ready(&self) -> bool {
         let Ok(inner) = self.inner() else { return false };
-        !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok() && !self.is_draining()
+        let answers = !self.is_draining() && inner.queries.ask(Query::Probe).await.is_ok();
+        answers && is_prepared(&inner.preparation) && !self.is_draining()
     }
 
     /// Whether new runs are refused because [`drain`](Self::drain) or [`shutdown`](Self::shutdown) was called.
@@ -389,8 +388,8 @@ impl LeaseSupervisor {
     /// Ends the supervisor. New acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Work that has not ended after `grace` is dropped.
     ///
-    /// Returns when all is done. That takes no longer than the sum of `grace`, `safety_margin/2`, twice
-    /// `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
+    /// Returns when all is done. That takes no longer than the sum of `grace`, half of the longest
+    /// `safety_margin` of any run, twice `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
     /// answer when a connection is closed. A second call can only shorten the grace. After the supervisor has ended,
     /// each call returns the same report.
     ///
@@ -451,6 +450,3 @@ impl Drop for Inner {
 
 /// How long the drop of the last handle waits for releases under way.
 const LONGEST_FAREWELL: Duration = Duration::from_millis(500);
-
-/// Rows removed by one statement of a sweep.
-const SWEEP_BATCH: u32 = 1_000;

@@ -4,14 +4,20 @@
 
 mod support;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row};
 use tenure::{
     RunId, SessionKey,
     store::{
-        AcquireOutcome, Bounds, LeaseStore, Migrated, PostgresStore, Release, ReleaseOutcome, RenewOutcome,
-        SWEEP_AFTER, SharedStore, StoreError,
+        Acquire, AcquireOutcome, Bounds, LeaseStore, Migrated, PostgresStore, Release, ReleaseOutcome,
+        RenewOutcome, SWEEP_AFTER, SharedStore, StoreError,
     },
 };
 use tokio::sync::Barrier;
@@ -212,6 +218,76 @@ async fn a_session_commits_to_disk_even_where_the_default_does_not() {
     assert_eq!(holder.phase.as_str(), "on read committed");
 }
 
+/// Two statements that begin at once do not see each other's rows. So one of them must not judge the limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_per_account_holds_among_fifty_that_ask_at_once() {
+    a_limit_holds_among_fifty_that_ask_at_once("").await;
+}
+
+/// Behind PgBouncer the default isolation level is the database's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_per_account_holds_where_snapshots_last_for_a_transaction() {
+    a_limit_holds_among_fifty_that_ask_at_once("?pgbouncer=true").await;
+}
+
+async fn a_limit_holds_among_fifty_that_ask_at_once(parameters: &str) {
+    const LIMIT: u32 = 3;
+    let backend = PostgresBackend::start(Server::shared(), parameters).await;
+    let name = backend.database().name().to_owned();
+    backend
+        .execute(&format!("ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'"))
+        .await;
+    let (together, running) = (Arc::new(Barrier::new(50)), Arc::new(AtomicU32::new(0)));
+    let tasks: Vec<_> = (0..50)
+        .map(|n| {
+            let (store, together, running) = (backend.store(), together.clone(), running.clone());
+            tokio::spawn(async move {
+                let (mut client, mut granted) = (Client::connect(&*store).await, 0);
+                let (key, run_id) = (key(format!("s{n}")), RunId::random());
+                let item = Acquire { limit_per_account: Some(LIMIT), ..acquire(&key, run_id) };
+                together.wait().await;
+                for _ in 0..20 {
+                    match client.acquire(item.clone()).await {
+                        AcquireOutcome::Granted(_) => {
+                            granted += 1;
+                            assert!(running.fetch_add(1, Ordering::SeqCst) < LIMIT);
+                            tokio::time::sleep(Duration::from_millis(2)).await;
+                            running.fetch_sub(1, Ordering::SeqCst);
+                            client.release(&key, run_id).await;
+                        }
+                        AcquireOutcome::Full { running } => assert!(running >= LIMIT),
+                        AcquireOutcome::Locked => {}
+                        AcquireOutcome::Busy(holder) => panic!("nobody else asks for it: {holder:?}"),
+                    }
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(0..20))).await;
+                }
+                granted
+            })
+        })
+        .collect();
+    let mut granted = 0;
+    for task in tasks {
+        granted += task.await.expect("it ends");
+    }
+    assert!(granted > 50, "{granted} were granted");
+}
+
+#[tokio::test]
+async fn of_those_that_sweep_in_turn_one_does_so_at_a_time() {
+    let backend = start().await;
+    let mut client = connect(&backend).await;
+    client.granted(acquire(&key("s"), RunId::random())).await;
+    backend.set_remaining(&key("s"), -3_600_001).await;
+    let mut admin = backend.admin().await;
+    admin
+        .execute("SELECT pg_advisory_lock(hashtextextended('tenure.session_lease sweep', 0))")
+        .await
+        .expect("it is free");
+    assert_eq!(client.raw().sweep_in_turn(10).await, Ok(0));
+    admin.execute("SELECT pg_advisory_unlock_all()").await.expect("it is its own");
+    assert_eq!(client.raw().sweep_in_turn(10).await, Ok(1));
+}
+
 /// Batches overlap in all orders, and every verb locks in the order of the keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_in_any_order_never_deadlock() {
@@ -302,7 +378,7 @@ async fn two_attempts_of_one_run_get_the_same_lease() {
             .filter_map(|outcome| match outcome {
                 AcquireOutcome::Granted(grant) => Some(grant.fence),
                 AcquireOutcome::Locked => None,
-                AcquireOutcome::Busy(holder) => panic!("refused for {holder:?}"),
+                other => panic!("refused: {other:?}"),
             })
             .collect();
         assert!(!fences.is_empty() && fences.iter().all(|fence| *fence == fences[0]), "{fences:?}");
@@ -663,6 +739,7 @@ async fn race(backend: &PostgresBackend, expired: bool, rounds: usize) {
                 // The winner has the expired row's lock while a loser looks at it.
                 AcquireOutcome::Locked => assert!(expired && run != winner, "round {round}"),
                 AcquireOutcome::Granted(_) => {}
+                AcquireOutcome::Full { .. } => panic!("it has no limit"),
             }
         }
         assert_eq!(clients[0].release(&key, winner).await, ReleaseOutcome::Released);

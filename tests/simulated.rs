@@ -22,6 +22,8 @@ mod limits;
 mod listeners;
 #[path = "simulated/local.rs"]
 mod local;
+#[path = "simulated/options.rs"]
+mod options;
 #[path = "simulated/outages.rs"]
 mod outages;
 #[path = "support/panics.rs"]

@@ -109,7 +109,7 @@ async fn one_of_many_racers_wins_and_every_loser_is_told_the_true_winner() {
                     seen.push(outcome.map(|mut outcomes| match outcomes.remove(0) {
                         AcquireOutcome::Granted(grant) => Some((run, grant.fence)),
                         AcquireOutcome::Busy(holder) => Some((holder.run_id, holder.fence)),
-                        AcquireOutcome::Locked => None,
+                        AcquireOutcome::Locked | AcquireOutcome::Full { .. } => None,
                     }));
                 }
                 seen
@@ -755,6 +755,7 @@ async fn acquire_once(store: &SqliteStore) -> String {
             AcquireOutcome::Granted(_) => "granted".to_owned(),
             AcquireOutcome::Busy(_) => "busy".to_owned(),
             AcquireOutcome::Locked => "locked".to_owned(),
+            AcquireOutcome::Full { .. } => "full".to_owned(),
         },
         Err(StoreError::PermissionDenied { detail, .. }) => format!("refused permission: {detail}"),
         Err(error) => error.to_string(),
@@ -862,6 +863,7 @@ fn acquire(session: &str, run_id: RunId) -> Acquire {
         label: Label::new("a test").unwrap(),
         phase: RunPhase::default(),
         ttl: TTL,
+        limit_per_account: None,
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use actix::Recipient;
 use futures::{
     FutureExt,
-    future::{Either, select, try_join_all},
+    future::{Either, select},
 };
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     actor::{
         lane::{Acquiring, LaneAddr, Releasing},
-        pool::Pool,
+        means::Means,
     },
     backoff::backoff,
     clock::BootInstant,
@@ -40,6 +40,8 @@ pub(crate) enum AcquisitionEnd {
     Granted { sent_at: BootInstant, grant: Grant },
     /// Certain: another run holds the session.
     Busy(Box<Holder>),
+    /// Certain: the account has this many runs, which is as many as the request allows, or more.
+    Full { running: u32 },
     /// No grant came in time, for this reason.
     Late(StoreError),
     /// No attempt can succeed as things are, for this reason.
@@ -62,8 +64,7 @@ pub(crate) struct Acquired {
 pub(crate) struct Acquisition {
     pub(crate) item: Acquire,
     pub(crate) lane: LaneAddr<Acquiring>,
-    /// The pools of the connections that the request and its run need.
-    pub(crate) keepers: Vec<Pool>,
+    pub(crate) means: Means,
     pub(crate) timing: Timing,
     pub(crate) deadline: Instant,
     pub(crate) location: String,
@@ -118,7 +119,7 @@ impl Acquisition {
         }
         let mut alone = false;
         while !self.abandoned.is_cancelled() {
-            if let Err(error) = self.keepers().await {
+            if let Err(error) = self.means.ready().await {
                 if !error.is_transient() {
                     return AcquisitionEnd::Refused(error);
                 }
@@ -135,9 +136,10 @@ impl Acquisition {
                     return AcquisitionEnd::Granted { sent_at: answer.sent_at, grant };
                 }
                 Ok(AcquireOutcome::Busy(holder)) => return AcquisitionEnd::Busy(holder),
+                Ok(AcquireOutcome::Full { running }) => return AcquisitionEnd::Full { running },
                 Ok(AcquireOutcome::Locked) => {
                     alone = true;
-                    attempts.last = Some("its row is locked by another transaction".to_owned());
+                    attempts.last = Some(self.locked().to_owned());
                 }
                 Err(error) if error.is_transient() => {
                     attempts.unknown += u32::from(error.is_uncertain() && answer.sent);
@@ -153,9 +155,13 @@ impl Acquisition {
         self.unwanted()
     }
 
-    /// Waits until the connections that will renew and release are open (invariant I11).
-    async fn keepers(&self) -> Result<(), StoreError> {
-        try_join_all(self.keepers.iter().map(Pool::ready)).await.map(drop)
+    fn locked(&self) -> &'static str {
+        match self.item.limit_per_account {
+            Some(_) => {
+                "its row is locked by another transaction, or the limit of its account by another acquire"
+            }
+            None => "its row is locked by another transaction",
+        }
     }
 
     fn unwanted(&self) -> AcquisitionEnd {
@@ -200,6 +206,8 @@ impl Attempts {
 pub(crate) struct Orphan {
     pub(crate) key: SessionKey,
     pub(crate) run_id: RunId,
+    /// How long each of its rows can last.
+    pub(crate) ttl: Duration,
     /// The most rows that its attempts can still create, one after the other.
     pub(crate) rows: u32,
 }
@@ -213,11 +221,10 @@ pub(crate) struct Orphan {
 pub(crate) async fn compensate(
     orphan: Orphan,
     lane: LaneAddr<Releasing>,
-    timing: Timing,
     given_up: CancellationToken,
 ) -> bool {
-    let Orphan { key, run_id, mut rows } = orphan;
-    let until = Instant::now() + timing.ttl();
+    let Orphan { key, run_id, ttl, mut rows } = orphan;
+    let until = Instant::now() + ttl;
     let (mut not_found, mut alone) = (0, false);
     while rows > 0 && Instant::now() < until {
         let last = given_up.is_cancelled();
@@ -242,7 +249,7 @@ pub(crate) async fn compensate(
         // The database has often answered that there is no row. The row comes late now, if ever: ask less often.
         let longest = match not_found {
             0..8 => LONGEST_COMPENSATION_PAUSE,
-            _ => LONGEST_COMPENSATION_PAUSE.max(timing.ttl() / 10).min(Duration::from_secs(5)),
+            _ => LONGEST_COMPENSATION_PAUSE.max(ttl / 10).min(Duration::from_secs(5)),
         };
         let wait = longest.mul_f64(0.5 + 0.5 * fastrand::f64());
         let _ = timeout_at(Instant::now() + wait, given_up.cancelled()).await;

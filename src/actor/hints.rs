@@ -31,6 +31,9 @@ pub(crate) struct Hints {
     pub(crate) patience: Duration,
     /// How long the connection may be silent before it is checked.
     pub(crate) silence: Duration,
+    /// How long there must have been a session, or a request for one, before a connection is opened to listen. A
+    /// request to stop that comes earlier waits this long at most.
+    pub(crate) listen_after: Duration,
     /// How long the connection is kept without a session.
     pub(crate) rest_after: Duration,
     pub(crate) registry: Addr<Registry>,
@@ -47,6 +50,14 @@ impl Hints {
     pub(crate) async fn serve(mut self, over: CancellationToken) {
         let mut failures = 0;
         while let Some(true) = over.run_until_cancelled(self.until_busy()).await {
+            if self.store.listens_by_connection() && !self.listen_after.is_zero() {
+                if over.run_until_cancelled(sleep(self.listen_after)).await.is_none() {
+                    return;
+                }
+                if !*self.is_busy.borrow() {
+                    continue;
+                }
+            }
             let Some(opened) = over.run_until_cancelled(self.open()).await else { return };
             let lost = match opened {
                 Ok(None) => return,

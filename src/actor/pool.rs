@@ -7,7 +7,7 @@
 //!
 //! All of this runs on the supervisor's thread.
 
-use std::{cell::RefCell, collections::VecDeque, pin::pin, rc::Rc, task::Waker, time::Duration};
+use std::{cell::RefCell, collections::VecDeque, pin::pin, rc::Rc, sync::Arc, task::Waker, time::Duration};
 
 use futures::future::{Either, select};
 use tokio::{
@@ -57,8 +57,11 @@ pub(crate) struct PoolPlan {
     pub(crate) store: SharedStore,
     /// How long the server may take for one statement.
     pub(crate) bounds: Bounds,
-    /// The statements that each connection prepares when it is opened.
+    /// The statements that each connection prepares.
     pub(crate) verbs: &'static [VerbKind],
+    /// The statements that the very first connection prepares before anybody gets it. It prepares the others at the
+    /// first check.
+    pub(crate) first_verbs: &'static [VerbKind],
     /// The least number of connections that are kept open, unless the pool rests.
     pub(crate) kept: usize,
     /// The greatest number of connections, spare ones included.
@@ -73,8 +76,8 @@ pub(crate) struct PoolPlan {
     pub(crate) time_to_spare: Duration,
     /// How long a spare connection is kept after its last use.
     pub(crate) linger: Duration,
-    /// How often an idle connection is pinged.
-    pub(crate) check_interval: Duration,
+    /// Notified now and then: idle connections are pinged, and those that nobody needs are closed.
+    pub(crate) check: Arc<Notify>,
     /// Keeps the supervisor's thread alive until the connections are closed.
     pub(crate) goodbyes: TaskTracker,
 }
@@ -85,6 +88,7 @@ struct State {
     idle: VecDeque<Idle>,
     lent: usize,
     is_opening: bool,
+    has_opened: bool,
     is_resting: bool,
     /// Connecting takes so long that a lost connection could not be replaced in time. A spare one is then kept open.
     is_slow: bool,
@@ -326,7 +330,9 @@ impl Pool {
             pool.inner.state.borrow_mut().is_opening = false;
             match opened {
                 Some(Ok(Opened { connection, took })) => {
-                    pool.inner.state.borrow_mut().is_slow = took > 2 * pool.inner.plan.patience;
+                    let mut state = pool.inner.state.borrow_mut();
+                    (state.has_opened, state.is_slow) = (true, took > 2 * pool.inner.plan.patience);
+                    drop(state);
                     pool.put(connection);
                 }
                 Some(Err(error)) => pool.note_failure(error),
@@ -343,7 +349,9 @@ impl Pool {
             sleep_until(at).await;
         }
         let patience = plan.patience.min(LONGEST_SILENCE);
-        let connected = connect(plan.store.clone(), plan.bounds, patience, plan.verbs);
+        let has_opened = self.inner.state.borrow().has_opened;
+        let verbs = if has_opened { plan.verbs } else { plan.first_verbs };
+        let connected = connect(plan.store.clone(), plan.bounds, patience, verbs);
         match timeout(plan.connect_timeout, connected).await {
             Ok(connected) => connected,
             Err(_elapsed) => Err(StoreError::silent(self.location(), plan.connect_timeout)),

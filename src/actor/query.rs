@@ -49,6 +49,8 @@ pub(crate) enum Query {
     Sweep(u32, Reply<u64>),
     /// Removes runs that have been over for this long, at most so many.
     SweepHistory(Duration, u32, Reply<u64>),
+    /// Like `Sweep`, but nobody needs it: it is not repeated, and removes nothing while another process sweeps.
+    SweepInTurn(u32, Reply<u64>),
     Probe(Reply<()>),
 }
 
@@ -156,6 +158,11 @@ impl Worker {
                     let answer = self.ask(async |connection| connection.sweep(limit).await).await;
                     let _ = reply.send(answer);
                 }
+                Query::SweepInTurn(limit, reply) => {
+                    let answer =
+                        self.ask_once(async |connection| connection.sweep_in_turn(limit).await).await;
+                    let _ = reply.send(answer);
+                }
                 Query::Probe(reply) => {
                     let answer = self.ask(async |connection| connection.probe().await).await;
                     let _ = reply.send(answer);
@@ -223,6 +230,16 @@ impl Worker {
         })
     }
 
+    /// Asks once. Does not fail the queries behind it if no answer comes.
+    async fn ask_once<T>(
+        &self,
+        call: impl AsyncFn(&mut dyn LeaseConnection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let until = Instant::now() + self.attempt_timeout;
+        let lent = self.take(until).await?;
+        self.exchange(lent, &call, until).await
+    }
+
     async fn take(&self, until: Instant) -> Result<Lent, StoreError> {
         let taken = timeout_at(until, self.pool.take(self.urgency)).await;
         taken.unwrap_or_else(|_elapsed| Err(self.pool.late(self.attempt_timeout)))
@@ -283,7 +300,14 @@ fn own_request_is_first(outcome: StopOutcome, item: &StopRun) -> StopOutcome {
 impl Query {
     /// Whether the query may read or write many rows.
     fn may_be_long(&self) -> bool {
-        matches!(self, Self::List(..) | Self::History(..) | Self::Sweep(..) | Self::SweepHistory(..))
+        matches!(
+            self,
+            Self::List(..)
+                | Self::History(..)
+                | Self::Sweep(..)
+                | Self::SweepInTurn(..)
+                | Self::SweepHistory(..)
+        )
     }
 
     fn is_unwanted(&self) -> bool {
@@ -295,8 +319,8 @@ impl Query {
             Self::Standby(reply) => reply.is_canceled(),
             Self::History(_, reply) => reply.is_canceled(),
             Self::Break(_, reply) => reply.is_canceled(),
-            Self::Sweep(_, reply) => reply.is_canceled(),
             Self::SweepHistory(.., reply) => reply.is_canceled(),
+            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) => reply.is_canceled(),
             Self::Probe(reply) => reply.is_canceled(),
         }
     }
@@ -312,8 +336,8 @@ impl Query {
             Self::Standby(reply) => drop(reply.send(Err(error))),
             Self::History(_, reply) => drop(reply.send(Err(error))),
             Self::Break(_, reply) => drop(reply.send(Err(error))),
-            Self::Sweep(_, reply) => drop(reply.send(Err(error))),
             Self::SweepHistory(.., reply) => drop(reply.send(Err(error))),
+            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) => drop(reply.send(Err(error))),
             Self::Probe(reply) => drop(reply.send(Err(error))),
         }
     }

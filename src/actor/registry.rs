@@ -25,7 +25,7 @@ use crate::{
     actor::{
         acquisition::{Orphan, compensate},
         lane::{Acquiring, LaneAddr},
-        pool::Pool,
+        means::Means,
         query::Queries,
         run::{Recheck, RunActor, RunFinished, RunLinks},
         starting::may_start,
@@ -73,8 +73,7 @@ pub(crate) struct Links {
     pub(crate) node: NodeId,
     pub(crate) location: String,
     pub(crate) acquires: LaneAddr<Acquiring>,
-    /// The pools of the connections that must be open before a session is granted.
-    pub(crate) keepers: Vec<Pool>,
+    pub(crate) means: Means,
     pub(crate) run: RunLinks,
     /// Cancelled when the registry has ended.
     pub(crate) over: CancellationToken,
@@ -148,8 +147,7 @@ impl Registry {
     fn compensate(&mut self, orphan: Orphan, ctx: &mut Context<Self>) {
         let run_id = orphan.run_id;
         self.orphans.insert(run_id, orphan.key.clone());
-        let (lane, timing) = (self.links.run.releases.clone(), self.links.run.timing);
-        let work = compensate(orphan, lane, timing, self.stop_compensating.clone());
+        let work = compensate(orphan, self.links.run.releases.clone(), self.stop_compensating.clone());
         let registry = ctx.address();
         actix_rt::spawn(async move {
             let is_gone = work.await;
@@ -269,8 +267,11 @@ impl Handler<RunFinished> for Registry {
             self.note_ended(run);
         }
         // A frozen server may still run an earlier attempt, and create a row for a run that is over.
-        if let Some(Running { unknown: rows @ 1.., .. }) = ended {
-            self.compensate(Orphan { key: finished.key.clone(), run_id, rows }, ctx);
+        if let Some(Running { shared, unknown: rows @ 1.., .. }) = ended {
+            self.compensate(
+                Orphan { key: finished.key.clone(), run_id, ttl: shared.timing.ttl(), rows },
+                ctx,
+            );
         }
         self.tidy(&finished.key, ctx);
     }
@@ -297,7 +298,7 @@ impl Running {
     fn holder(&self, links: &Links) -> Holder {
         // This is not the end of trust that the work sees. For the work, trust ends with a stop, but the row is renewed
         // until the work has ended.
-        let expires_at = self.shared.renewed_until() + links.run.timing.safety_margin();
+        let expires_at = self.shared.renewed_until() + self.shared.timing.safety_margin();
         Holder {
             run_id: self.shared.run_id,
             node: links.node,

@@ -44,11 +44,7 @@ pub(crate) struct Shared {
     )]
     pub(super) schema: Arc<str>,
     clock: SharedClock,
-    #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite", feature = "process")),
-        allow(dead_code, reason = "neither pins nor children ask for it")
-    )]
-    pub(super) timing: Timing,
+    pub(crate) timing: Timing,
     trust: Trust,
     /// Microseconds since 1970 by the database's clock, for a `Busy` from memory.
     expires_at_micros: AtomicI64,

@@ -74,6 +74,12 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
         self.migrate()
     }
 
+    /// Whether listening takes a connection. If not, it costs next to nothing.
+    #[doc(hidden)]
+    fn listens_by_connection(&self) -> bool {
+        false
+    }
+
     /// Begins to listen for requests to stop runs of this node, over a connection of its own. `None` when this database
     /// gives no hints; then a request reaches its run with the next renewal.
     ///
@@ -182,6 +188,12 @@ pub trait LeaseConnection: Send {
     /// Deletes at most `limit` rows that expired at least [`SWEEP_AFTER`](super::SWEEP_AFTER) ago, and returns how
     /// many.
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
+
+    /// Like [`sweep`](Self::sweep), but deletes nothing while another connection does the same, where that is cheap to
+    /// find out.
+    fn sweep_in_turn(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.sweep(limit)
+    }
 
     /// Repeats the checks of [`LeaseStore::connect`]: that the server accepts writes and that the schema fits.
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;

@@ -25,6 +25,8 @@ pub struct Acquire {
     pub phase: RunPhase,
     /// The length of the lease. Fractions of a millisecond are cut off.
     pub ttl: Duration,
+    /// The most live leases that the account may have with this one, or `None` for any number.
+    pub limit_per_account: Option<u32>,
 }
 
 /// The answer to one [`Acquire`].
@@ -35,7 +37,14 @@ pub enum AcquireOutcome {
     /// Another run holds the session with a live lease, or its lease has expired but a transaction still
     /// [pins](crate::pin) it. Certainly nothing was acquired.
     Busy(Box<Holder>),
-    /// Another transaction has locked the row, or other runs keep winning the race for it. Ask again.
+    /// Nobody holds the session, but the account has as many live leases as the item allows, or more. Certainly nothing
+    /// was acquired.
+    Full {
+        /// How many live leases the account had, those included that the same call has granted.
+        running: u32,
+    },
+    /// Another transaction has locked the row, or other runs keep winning the race for it, or another limited acquire
+    /// of the account is under way. Ask again.
     Locked,
 }
 

@@ -4,6 +4,7 @@
 //! it fails in the ways in which databases and networks fail.
 
 use std::{
+    cmp::Reverse,
     fmt,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -144,6 +145,11 @@ impl MemoryStore {
         }
     }
 
+    /// From now on, the database rejects every sweep, or accepts them again.
+    pub fn set_sweeps_rejected(&self, rejected: bool) {
+        self.lock_state().sweeps_rejected = rejected;
+    }
+
     /// Steps the database's clock forward.
     pub fn step_clock_forward(&self, by: Duration) {
         self.lock_state().step_micros += micros(by);
@@ -165,6 +171,7 @@ impl MemoryStore {
             label: Label::new("somebody else").expect("within 255 bytes"),
             phase: RunPhase::default(),
             ttl,
+            limit_per_account: None,
         };
         let mut state = self.lock_state();
         if let Some(row) = state.rows.get_mut(key) {
@@ -318,7 +325,14 @@ impl LeaseConnection for MemoryStore {
         self.execute(move |state, now| {
             state.check(items.iter().map(|item| &item.key))?;
             state.statements.acquires += 1;
-            Ok(items.iter().map(|item| state.acquire(item, now)).collect())
+            // Whoever allows more comes first. So an item that is refused keeps nobody else out.
+            let mut order: Vec<_> = (0..items.len()).collect();
+            order.sort_by_key(|&place| Reverse(items[place].limit_per_account.unwrap_or(u32::MAX)));
+            let mut outcomes = vec![AcquireOutcome::Locked; items.len()];
+            for place in order {
+                outcomes[place] = state.acquire(&items[place], now);
+            }
+            Ok(outcomes)
         })
         .map(Result::flatten)
         .boxed()
@@ -430,12 +444,17 @@ impl LeaseConnection for MemoryStore {
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         self.execute(move |state, now| {
+            if state.sweeps_rejected {
+                let (location, detail) = ("memory".to_owned(), "sweeps are rejected".to_owned());
+                return Err(StoreError::Rejected { location, detail });
+            }
             let old = |row: &Row| row.expires_at <= now - micros(SWEEP_AFTER);
             let rows = state.rows.iter().filter(|(key, row)| old(row) && !state.locked.contains(key));
             let swept: Vec<_> = rows.map(|(key, _)| key.clone()).take(limit as usize).collect();
             swept.iter().for_each(|key| state.remove(key, Ending::Swept, now));
-            swept.len() as u64
+            Ok(swept.len() as u64)
         })
+        .map(Result::flatten)
         .boxed()
     }
 

@@ -219,6 +219,10 @@ impl LeaseStore for PostgresStore {
             .then(|| Box::pin(async move { listen::open(&target, node, bounds).await }) as Listening)
     }
 
+    fn listens_by_connection(&self) -> bool {
+        true
+    }
+
     fn server_in_use(&self) -> Option<usize> {
         self.target.server_in_use()
     }

@@ -17,10 +17,11 @@ use super::{
     start::{Plan, live},
 };
 #[cfg(feature = "testing")]
-use crate::{actor::registry::TICK, pulse::Pulse};
+use crate::pulse::Pulse;
 use crate::{
     clock::{SharedClock, SystemClock},
     config::Settings,
+    end::Limit,
     error::StartError,
     event::RunEvent,
     limits,
@@ -35,11 +36,15 @@ pub struct LeaseSupervisorBuilder {
     authority: Authority,
     holder: Option<String>,
     settings: Settings,
+    limits: Vec<Limit>,
+    limit_per_account: Option<u32>,
     connect_timeout: Duration,
     connections: Connections,
     hints: bool,
     looking_only: bool,
     history_kept: Duration,
+    lazy: bool,
+    sweeping: bool,
     checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
@@ -61,11 +66,15 @@ impl LeaseSupervisorBuilder {
             authority,
             holder: None,
             settings: Settings::default(),
+            limits: Vec::new(),
+            limit_per_account: None,
             connect_timeout: Duration::from_secs(5),
             connections: Connections::default(),
             hints: true,
             looking_only: false,
             history_kept: Self::DEFAULT_HISTORY_KEPT,
+            lazy: false,
+            sweeping: true,
             checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
@@ -80,7 +89,8 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// How long a lease is granted for: 1 s to 24 h. Default: 30 s.
+    /// How long a lease is granted for: 1 s to 24 h. Default: 30 s. A request can ask for
+    /// [more](crate::request::AcquireBuilder::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = Some(ttl);
         self
@@ -121,6 +131,30 @@ impl LeaseSupervisorBuilder {
     /// fencing token keeps the two apart then.
     pub fn stuck_limit(mut self, limit: Duration) -> Self {
         self.settings.stuck_limit = Some(limit);
+        self
+    }
+
+    /// Tells each run to stop this long after its grant, unless its request gives a
+    /// [`max_duration`](crate::request::AcquireBuilder::max_duration) of its own. No limit by default.
+    pub fn max_duration(mut self, duration: Duration) -> Self {
+        self.limits.push(Limit::MaxDuration(duration));
+        self
+    }
+
+    /// Tells each run to stop when its work has been silent for this long, unless its request gives a
+    /// [`max_silence`](crate::request::AcquireBuilder::max_silence) of its own. No limit by default.
+    pub fn max_silence(mut self, duration: Duration) -> Self {
+        self.limits.push(Limit::MaxSilence(duration));
+        self
+    }
+
+    /// The most runs of one account, for requests that give no
+    /// [`limit_per_account`](crate::request::AcquireBuilder::limit_per_account) of their own. No limit by default.
+    ///
+    /// It is judged where the session is granted, so it holds across all processes that set it. A refusal is
+    /// [`AcquireError::AccountLimit`](crate::AcquireError::AccountLimit).
+    pub fn limit_per_account(mut self, limit: u32) -> Self {
+        self.limit_per_account = Some(limit);
         self
     }
 
@@ -173,7 +207,7 @@ impl LeaseSupervisorBuilder {
 
     /// How many connections there are, and which statements share them. Default: [`Connections::PerVerb`].
     ///
-    /// [`start`](Self::start) opens them. So does the first acquire after a minute without a session. A session is
+    /// [`start`](Self::start) opens them, unless it is [lazy](Self::lazy). So does the first acquire after a minute without a session. A session is
     /// granted only while the connections that will renew and release it are open.
     pub fn connections(mut self, connections: Connections) -> Self {
         self.connections = connections;
@@ -218,6 +252,40 @@ impl LeaseSupervisorBuilder {
     /// [sweep](LeaseSupervisor::sweep) then removes it. Default: 7 days.
     pub fn history_kept(mut self, kept: Duration) -> Self {
         self.history_kept = kept;
+        self
+    }
+
+    /// Whether the supervisor removes the rows of long expired leases by itself, like
+    /// [`sweep`](LeaseSupervisor::sweep). Default: `true`. A supervisor that only looks never does it.
+    ///
+    /// Each supervisor sweeps about once an hour, at random times, the first time within its first hour. A statement
+    /// reads the table and removes 1,000 rows at most, and a second passes before the next one. On PostgreSQL no two
+    /// supervisors sweep in the same moment. A sweep goes through the connection for queries, so no renewal waits for
+    /// it. If it fails, that is logged once, and it is tried again an hour later.
+    ///
+    /// Turn it off where something else calls [`sweep`](LeaseSupervisor::sweep) or `tenure sweep`, or where hundreds of
+    /// supervisors share one table with very many rows.
+    pub fn sweeping(mut self, sweeping: bool) -> Self {
+        self.sweeping = sweeping;
+        self
+    }
+
+    /// Whether [`start`](Self::start) returns without the database, for a host that may boot during an outage. Default:
+    /// `false`.
+    ///
+    /// A lazy start returns at once. Only what needs no database can make it fail: settings, the URL, the limits of the
+    /// process. The supervisor then connects in the background for as long as it takes, with pauses of at most a second.
+    /// Until it has connected and all is checked that [`start`](Self::start) checks, nothing is granted:
+    ///
+    /// - If the database cannot be reached, or the line is too slow, an acquire waits for it as in an outage, and then
+    ///   fails with [`AcquireError::NotAcquired`](crate::AcquireError::NotAcquired) and the reason.
+    /// - What waiting does not mend, like [`StoreError::SchemaMissing`], is the answer at once, as
+    ///   [`AcquireError::Refused`](crate::AcquireError::Refused). Once it is mended, acquires are granted.
+    ///
+    /// [`is_ready`](LeaseSupervisor::is_ready) tells when runs can start. Everything else works as soon as the database
+    /// does.
+    pub fn lazy(mut self, lazy: bool) -> Self {
+        self.lazy = lazy;
         self
     }
 
@@ -281,7 +349,7 @@ impl LeaseSupervisorBuilder {
     #[cfg(feature = "testing")]
     pub async fn start_here(self) -> Result<LeaseSupervisor, StartError> {
         let plan = self.plan()?;
-        let Started { inner, watcher, over, .. } = plan.start(Pulse::of_runtime(TICK)).await?;
+        let Started { inner, watcher, over, .. } = plan.start(Pulse::of_runtime).await?;
         actix_rt::spawn(watcher.serve(over));
         Ok(LeaseSupervisor { inner: Arc::new(inner) })
     }
@@ -314,6 +382,8 @@ impl LeaseSupervisorBuilder {
         let label = self.holder.map(Label::new).transpose()?;
         Ok(Plan {
             timing,
+            limits: self.limits,
+            limit_per_account: self.limit_per_account,
             label,
             store,
             clock: self.clock,
@@ -323,6 +393,8 @@ impl LeaseSupervisorBuilder {
             hints: self.hints,
             looking_only: self.looking_only,
             history_kept: self.history_kept,
+            lazy: self.lazy,
+            sweeping: self.sweeping && !self.looking_only,
         })
     }
 }

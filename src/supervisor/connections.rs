@@ -1,34 +1,37 @@
 //! How many connections a supervisor has, and which statements share them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     actor::pool::{Pool, PoolPlan, Urgency},
+    backoff::backoff,
     config::Timing,
     error::StartError,
+    pulse::Pulses,
     store::{Bounds, SharedStore, StoreError, VerbKind},
 };
 
 /// How many connections a supervisor opens for its statements; see
 /// [`LeaseSupervisorBuilder::connections`](crate::LeaseSupervisorBuilder::connections).
 ///
-/// | while … | `PerVerb` | `Shared` |
-/// |---|---|---|
-/// | there is a session, or was within the last minute | 4 | 1 |
-/// | there has been none for a minute | 1 | 1 |
-/// | connecting takes longer than twice `renew_timeout` | 8 | 2 |
-/// | connecting takes that long, and there has been no session for a minute | 2 | 2 |
-/// | a statement is silent, a row locked, or a connection lost, or queries overlap | up to 11 | up to 3 |
+/// | while … | `PerVerb` | `RenewalsApart` | `Shared` |
+/// |---|---|---|---|
+/// | there is a session, or was within the last minute | 4 | 2 | 1 |
+/// | there has been none for a minute | 1 | 1 | 1 |
+/// | connecting takes longer than twice `renew_timeout` | 8 | 4 | 2 |
+/// | connecting takes that long, and there has been no session for a minute | 2 | 2 | 2 |
+/// | a statement is silent, a row locked, or a connection lost, or queries overlap | up to 11 | up to 5 | up to 3 |
 ///
 /// On PostgreSQL, [hints](crate::LeaseSupervisorBuilder::hints) take one more connection while there is a session, and
 /// [watching](crate::LeaseSupervisor::watch) takes one more once somebody has begun to watch. The application's pool is
-/// never used, because an exhausted pool would stop renewals.
+/// never used, because an exhausted pool would stop renewals, and so would a transaction that the application keeps open,
+/// or a time-out that it sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Connections {
@@ -37,15 +40,26 @@ pub enum Connections {
     /// No statement waits for a statement of another kind. A renewal waits only for an earlier batch of renewals.
     #[default]
     PerVerb,
+    /// One connection for renewals, and one for all other statements. For many processes on one database, each with many
+    /// runs: this is the least with which no renewal ever waits for a statement of another kind (invariant I10).
+    ///
+    /// Acquires, releases and queries may share a connection, because no run ends when one of them is late. An acquire
+    /// is repeated within its time. A release that is due, and meets a connection that is busy or silent for longer than
+    /// a quarter of `renew_timeout` (250 ms at most), gets another one, as with [`Shared`](Self::Shared). Renewals
+    /// cannot share theirs: a batch of acquires may take as long as the server lets it, and then all runs are late.
+    RenewalsApart,
     /// One connection for all statements. For a process with one run or a few, where there are many such processes.
     ///
     /// Renewals are still not starved. If a renewal or a release is due, and the connection is busy or silent for
     /// longer than a quarter of `renew_timeout` (250 ms at most), a second connection is opened. That is early enough
     /// for three attempts. The second connection is closed after 30 s without use.
+    ///
+    /// On PostgreSQL, requests to stop are listened for once there has been a session for 0.1 s.
     Shared,
 }
 
-/// The pools of a supervisor. With [`Connections::Shared`] they are all the same pool.
+/// The pools of a supervisor. Clones share the connections. With [`Connections::Shared`] they are all the same pool.
+#[derive(Clone)]
 pub(super) struct Pools {
     pub(super) queries: Pool,
     pub(super) acquires: Pool,
@@ -62,6 +76,8 @@ pub(super) struct Common {
     pub(super) store: SharedStore,
     pub(super) timing: Timing,
     pub(super) connect_timeout: Duration,
+    /// Tells all pools to check their idle connections.
+    pub(super) check: Arc<Notify>,
     pub(super) goodbyes: TaskTracker,
 }
 
@@ -73,6 +89,15 @@ const MARGIN: f64 = 1.15;
 const TRIPS: usize = 5;
 
 impl Connections {
+    /// How long a session must have lasted before a connection is opened to listen for requests to stop it.
+    pub(super) fn listen_after(self) -> Duration {
+        match self {
+            Self::PerVerb | Self::RenewalsApart => Duration::ZERO,
+            // A short command is spared a connection.
+            Self::Shared => Duration::from_millis(100),
+        }
+    }
+
     pub(super) fn pools(self, common: &Common) -> Pools {
         match self {
             Self::PerVerb => {
@@ -90,12 +115,25 @@ impl Connections {
                     releases_alone: alone(renewing, &[VerbKind::Release]),
                 }
             }
+            Self::RenewalsApart => {
+                let renewals = common.pool(common.timing.renew_timeout(), &[VerbKind::Renew], 1, 2);
+                let others = common.pool(common.longest(), &[VerbKind::Acquire, VerbKind::Release], 1, 3);
+                Pools {
+                    queries: others.clone(),
+                    acquires: others.clone(),
+                    renewals: renewals.clone(),
+                    releases: others.clone(),
+                    acquires_alone: others.clone(),
+                    renewals_alone: renewals,
+                    releases_alone: others,
+                }
+            }
             Self::Shared => {
-                // One bound on the server for all statements. Each verb also has its own time-out on the client.
-                let longest = common.timing.query_timeout().max(common.timing.acquire_attempt_timeout());
                 let all = &[VerbKind::Acquire, VerbKind::Renew, VerbKind::Release];
-                let pool = || common.pool(longest, all, 1, 3);
-                let all = pool();
+                // What comes before a short program counts most, and it renews nothing.
+                let first_verbs = &[VerbKind::Acquire];
+                let plan = common.plan(common.store.clone(), common.longest());
+                let all = Pool::new(PoolPlan { verbs: all, first_verbs, most: 3, ..plan });
                 Pools {
                     queries: all.clone(),
                     acquires: all.clone(),
@@ -111,6 +149,22 @@ impl Connections {
 }
 
 impl Common {
+    /// Tells the pools when to check their idle connections, until the supervisor ends. It is one instant for all
+    /// pools, so that the thread wakes once.
+    pub(super) fn checks(timing: &Timing, pulses: Pulses, over: CancellationToken) -> Arc<Notify> {
+        // About twice between two renewals.
+        let interval = (timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK);
+        let (check, mut pulse) = (Arc::new(Notify::new()), pulses(interval));
+        let checks = check.clone();
+        actix_rt::spawn(over.run_until_cancelled_owned(async move {
+            loop {
+                pulse.next().await;
+                checks.notify_waiters();
+            }
+        }));
+        check
+    }
+
     /// For a supervisor that only looks. Connections that write are opened only when they are needed.
     pub(super) fn pools_to_look(&self, looked_at: SharedStore) -> Pools {
         let statement = self.timing.acquire_attempt_timeout();
@@ -127,8 +181,15 @@ impl Common {
         }
     }
 
+    /// The bound on the server for statements that share a connection. Each verb also has its own time-out on the
+    /// client.
+    fn longest(&self) -> Duration {
+        self.timing.query_timeout().max(self.timing.acquire_attempt_timeout())
+    }
+
     fn pool(&self, statement: Duration, verbs: &'static [VerbKind], kept: usize, most: usize) -> Pool {
-        Pool::new(PoolPlan { verbs, kept, most, ..self.plan(self.store.clone(), statement) })
+        let plan = self.plan(self.store.clone(), statement);
+        Pool::new(PoolPlan { verbs, first_verbs: verbs, kept, most, ..plan })
     }
 
     /// For queries. There may be two connections, so that a short query does not wait for a long one.
@@ -143,6 +204,7 @@ impl Common {
             store,
             bounds: bounds(&self.timing, statement),
             verbs: &[],
+            first_verbs: &[],
             kept: 1,
             most: 1,
             connect_timeout: self.connect_timeout,
@@ -150,8 +212,7 @@ impl Common {
             longest_backoff: self.timing.longest_backoff(),
             time_to_spare: (patience / 4).min(LONGEST_TIME_TO_SPARE),
             linger: LINGER,
-            // About twice between two renewals, and at another time than a renewal.
-            check_interval: (self.timing.renew_interval() * 2 / 5).clamp(SHORTEST_CHECK, LONGEST_CHECK),
+            check: self.check.clone(),
             goodbyes: self.goodbyes.clone(),
         }
     }
@@ -183,9 +244,48 @@ impl Pools {
         Ok(())
     }
 
+    /// Opens the connections for as long as it takes. Each failure is told, and the success.
+    pub(super) async fn open_in_time(
+        self,
+        timing: Timing,
+        within: Duration,
+        outcome: watch::Sender<Option<Result<(), StoreError>>>,
+    ) {
+        let mut failures = 0_u32;
+        while let Err(error) = self.open(&timing, within).await {
+            match failures {
+                0 => tracing::warn!(%error, "started without the database; connecting in the background"),
+                _ => tracing::debug!(%error, "still without the database"),
+            }
+            failures = failures.saturating_add(1);
+            let error = match error {
+                StartError::Store(error) => error,
+                other => {
+                    let location = self.queries.location().to_owned();
+                    StoreError::Unavailable { location, detail: other.to_string() }
+                }
+            };
+            outcome.send_replace(Some(Err(error)));
+            sleep(backoff(failures, timing.longest_backoff()).max(SHORTEST_PAUSE)).await;
+        }
+        if failures > 0 {
+            tracing::info!("connected to the database");
+        }
+        outcome.send_replace(Some(Ok(())));
+    }
+
     /// The connections without which no session is granted.
     pub(super) fn keepers(&self) -> Vec<Pool> {
         vec![self.acquires.clone(), self.renewals.clone(), self.releases.clone()]
+    }
+
+    /// The connections that a supervisor without a session can do without.
+    pub(super) fn of_sessions(&self, connections: Connections) -> Vec<Pool> {
+        match connections {
+            Connections::PerVerb => self.keepers(),
+            Connections::RenewalsApart => vec![self.renewals.clone()],
+            Connections::Shared => Vec::new(),
+        }
     }
 
     /// Closes the connections of these pools whenever there has been no session for a while.
@@ -220,6 +320,9 @@ async fn opened(pool: &Pool, within: Duration) -> Result<(), StoreError> {
     }
     .unwrap_or_else(|_elapsed| Err(pool.late(within)))
 }
+
+/// The shortest pause between two attempts to get ready in the background.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// A refusal later than this comes from a server that was frozen. A healthy server refuses sooner.
 const STOOD_STILL: Duration = Duration::from_millis(500);

@@ -1,9 +1,14 @@
 //! Requests with options. A request is sent when it is awaited.
 
-use std::{fmt, future::IntoFuture, time::Duration};
+use std::{fmt, future::IntoFuture, mem::discriminant, time::Duration};
 
 use actix::Recipient;
-use futures::{channel::oneshot, future::BoxFuture};
+use futures::{
+    FutureExt, TryStreamExt,
+    channel::oneshot,
+    future::BoxFuture,
+    stream::{self, Stream},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -28,8 +33,10 @@ pub struct AcquireBuilder {
     pub(super) key: SessionKey,
     pub(super) holder: Option<String>,
     pub(super) phase: Option<String>,
+    pub(super) ttl: Option<Duration>,
     pub(super) stop_grace: Option<Duration>,
     pub(super) limits: Vec<Limit>,
+    pub(super) limit_per_account: Option<u32>,
     pub(super) events: Option<Recipient<RunEvent>>,
 }
 
@@ -46,6 +53,20 @@ impl AcquireBuilder {
         self
     }
 
+    /// How long the lease of this run lasts without a renewal: the supervisor's [`ttl`](crate::LeaseSupervisorBuilder::ttl),
+    /// which is the default, to 24 h. For a run that is to survive longer outages than others.
+    ///
+    /// The run's [`safety_margin`](crate::Timing::safety_margin) is longer in proportion, and so is its
+    /// [`renew_interval`](crate::Timing::renew_interval), up to 20 s. All other durations are the supervisor's. If the
+    /// process dies, the session stays closed for this long.
+    ///
+    /// A shorter ttl than the supervisor's is refused ([`ConfigError::ShorterTtl`](crate::ConfigError::ShorterTtl)), and
+    /// nothing is asked. Give the supervisor the shortest ttl of its runs.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
     /// How long the work of this run may go on after it was told to stop: zero to a year. Default: the supervisor's
     /// [`stop_grace`](crate::LeaseSupervisorBuilder::stop_grace). A shutdown has a grace of its own.
     pub fn stop_grace(mut self, grace: Duration) -> Self {
@@ -53,18 +74,36 @@ impl AcquireBuilder {
         self
     }
 
-    /// Tells the run to stop (`TimedOut`) this long after its grant. Time in suspend counts. No limit by default.
+    /// Tells the run to stop (`TimedOut`) this long after its grant. Time in suspend counts. Default: the supervisor's
+    /// [`max_duration`](crate::LeaseSupervisorBuilder::max_duration).
     pub fn max_duration(mut self, duration: Duration) -> Self {
         self.limits.push(Limit::MaxDuration(duration));
         self
     }
 
     /// Tells the run to stop (`TimedOut`) when its work has not called [`beat`](crate::RunContext::beat) for this long.
-    /// The time counts from the grant, and time in suspend counts. No limit by default.
+    /// The time counts from the grant, and time in suspend counts. Default: the supervisor's
+    /// [`max_silence`](crate::LeaseSupervisorBuilder::max_silence).
     ///
     /// Renewals do not depend on `beat`: they go on while the work hangs.
     pub fn max_silence(mut self, duration: Duration) -> Self {
         self.limits.push(Limit::MaxSilence(duration));
+        self
+    }
+
+    /// Refuses the request ([`AcquireError::AccountLimit`]) if the session's account already has this many runs, in
+    /// whatever processes on whatever machines. Zero refuses every request. Default: the supervisor's
+    /// [`limit_per_account`](crate::LeaseSupervisorBuilder::limit_per_account).
+    ///
+    /// A run counts from its grant until its session was given back or its lease has expired. So a run that stops or is
+    /// stuck still counts, and so does a run whose own request had no limit. The runs are counted where the session is
+    /// granted, in the same transaction, and limited requests for one account are granted one after the other. So
+    /// together they never exceed their limit. On PostgreSQL a request that meets another one is repeated a moment
+    /// later, without waiting in the database. A request without a limit is refused by no limit, and is not held up.
+    ///
+    /// The limit is judged once, at the grant. Lowering it ends no run.
+    pub fn limit_per_account(mut self, limit: u32) -> Self {
+        self.limit_per_account = Some(limit);
         self
     }
 
@@ -79,23 +118,22 @@ impl AcquireBuilder {
         let inner = self.supervisor.inner()?;
         let label = self.holder.map(Label::new).transpose()?.unwrap_or_else(|| inner.label.clone());
         let phase = self.phase.map(RunPhase::new).transpose()?.unwrap_or_default();
-        let timing = match self.stop_grace {
-            Some(grace) => inner.timing.with_stop_grace(grace)?,
-            None => inner.timing,
-        };
+        let timing = self.ttl.map_or(Ok(inner.timing), |ttl| inner.timing.with_ttl(ttl))?;
+        let timing = self.stop_grace.map_or(Ok(timing), |grace| timing.with_stop_grace(grace))?;
         let (reply, answer) = oneshot::channel();
         let abandoned = CancellationToken::new();
         let waiting = abandoned.clone().drop_guard();
-        let (limits, events) = (self.limits, self.events);
-        let key = self.key.clone();
+        let (key, events) = (self.key.clone(), self.events);
+        let limits = overridden(&inner.limits, self.limits);
         inner.registry.do_send(AcquireSession {
             key,
             label,
             phase,
             timing,
             limits,
+            limit_per_account: self.limit_per_account.or(inner.limit_per_account),
             events,
-            until: inner.clock.now() + inner.timing.acquire_timeout(),
+            until: inner.clock.now() + timing.acquire_timeout(),
             abandoned,
             origin: trace::Origin::here(),
             reply,
@@ -134,6 +172,13 @@ fn log_refusal(key: &SessionKey, error: &AcquireError) {
             )
         }
     }
+}
+
+/// The limits of the supervisor, and those of the request in place of the same kind.
+fn overridden(of_all: &[Limit], own: Vec<Limit>) -> Vec<Limit> {
+    let is_overridden = |limit: &&Limit| own.iter().any(|own| discriminant(own) == discriminant(*limit));
+    let kept: Vec<_> = of_all.iter().filter(|limit| !is_overridden(limit)).copied().collect();
+    kept.into_iter().chain(own).collect()
 }
 
 impl fmt::Debug for AcquireBuilder {
@@ -184,31 +229,61 @@ impl ListBuilder {
         self
     }
 
-    /// Reads a page per statement, so that a long list does not keep a connection busy for long.
-    async fn read(self) -> Result<Vec<SessionStatus>, QueryError> {
-        const PAGE: u32 = 1_000;
-        let (mut found, mut left, mut after) = (Vec::new(), self.page.limit, self.page.after.clone());
-        while left > 0 {
-            let page = Page { limit: left.min(PAGE), after, ..self.page.clone() };
-            let asked = page.limit;
-            let rows = self.supervisor.inner()?.queries.ask(|reply| Query::List(page, reply)).await?;
-            let got = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-            found.extend(rows);
-            after = found.last().map(|status| status.key.clone());
-            left -= got.min(left);
-            if got < asked {
-                break;
-            }
+    /// Reads the sessions one after the other, for lists of any length. Nothing is sent before the stream is polled.
+    ///
+    /// The order is that of the keys, in byte order of account, then session. The database is asked for a page of 1,000
+    /// sessions at a time, and for the next page only when the one before it has been read to its end. Each page is
+    /// true for the moment when it was read. So a session that comes or goes meanwhile is in the stream or not, but no
+    /// session comes twice. No connection is held between two pages.
+    ///
+    /// # Errors
+    /// [`QueryError`] as an item, when the database does not answer. It is the last item. To go on, begin another list
+    /// [after](Self::after) the last session that came. After its last item the stream can be polled again, and gives
+    /// `None`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future of the next item loses nothing. Dropping the stream changes nothing.
+    ///
+    /// ```no_run
+    /// # use futures::TryStreamExt;
+    /// # async fn example(supervisor: tenure::LeaseSupervisor) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut sessions = supervisor.list().account("acct-1").stream();
+    /// while let Some(status) = sessions.try_next().await? {
+    ///     println!("{}", status.key);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn stream(
+        self,
+    ) -> impl Stream<Item = Result<SessionStatus, QueryError>> + Send + Unpin + 'static + use<> {
+        let pages = stream::try_unfold(self, |request| request.read_page().boxed());
+        pages.map_ok(|page| stream::iter(page.into_iter().map(Ok))).try_flatten()
+    }
+
+    /// Reads the next page. Returns it with what is left of the request. `None` if nothing is left.
+    async fn read_page(mut self) -> Result<Option<(Vec<SessionStatus>, Self)>, QueryError> {
+        if self.page.limit == 0 {
+            return Ok(None);
         }
-        Ok(found)
+        let asked = self.page.limit.min(LONGEST_PAGE);
+        let page = Page { limit: asked, ..self.page.clone() };
+        let found = self.supervisor.inner()?.queries.ask(|reply| Query::List(page, reply)).await?;
+        let got = u32::try_from(found.len()).unwrap_or(u32::MAX);
+        self.page.after = found.last().map(|status| status.key.clone()).or(self.page.after);
+        // After a page that is not full there is nothing.
+        self.page.limit = if got < asked { 0 } else { self.page.limit - asked };
+        Ok(Some((found, self)))
     }
 }
+
+/// How many sessions one statement reads, so that a long list does not keep a connection busy for long.
+const LONGEST_PAGE: u32 = 1_000;
 
 impl IntoFuture for ListBuilder {
     type Output = Result<Vec<SessionStatus>, QueryError>;
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.read())
+        Box::pin(self.stream().try_collect())
     }
 }

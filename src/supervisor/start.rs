@@ -22,19 +22,22 @@ use crate::{
     actor::{
         hints::Hints,
         lane::{Lane, LaneSettings},
+        means::{Means, Preparation},
         pool::Pool,
         query::{Queries, QueryWorkers},
         registry::{Links, Registry, ShutdownReport, TICK},
         run::RunLinks,
+        sweeping::sweep_now_and_then,
         watching::{Watcher, Watching},
     },
     clock::SharedClock,
     config::Timing,
+    end::Limit,
     error::StartError,
     event::{EventSender, RunEvent, forward},
     limits,
     origin::Origin,
-    pulse::Pulse,
+    pulse::{Pulse, Pulses},
     session::{Label, NodeId},
     store::SharedStore,
 };
@@ -42,6 +45,9 @@ use crate::{
 /// The checked settings of a supervisor, on their way to the thread that it will live on.
 pub(super) struct Plan {
     pub(super) timing: Timing,
+    /// Of each run.
+    pub(super) limits: Vec<Limit>,
+    pub(super) limit_per_account: Option<u32>,
     /// `user@host` unless given.
     pub(super) label: Option<Label>,
     pub(super) store: SharedStore,
@@ -52,6 +58,8 @@ pub(super) struct Plan {
     pub(super) hints: bool,
     pub(super) looking_only: bool,
     pub(super) history_kept: Duration,
+    pub(super) lazy: bool,
+    pub(super) sweeping: bool,
 }
 
 /// A supervisor that has started. Its actors already run; the caller has to run the watcher.
@@ -83,7 +91,7 @@ pub(super) fn live(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartEr
 
 /// Starts the supervisor, reports that it is ready, and drives the actors until the registry has ended.
 async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>) {
-    match plan.start(Pulse::of_kernel(TICK)).await {
+    match plan.start(Pulse::of_kernel).await {
         Ok(Started { inner, watcher, over, goodbyes }) => {
             let watcher = actix_rt::spawn(watcher.serve_apart(over.clone()));
             // If the caller has gone, the only handle is dropped here, and that shuts the registry down.
@@ -104,34 +112,45 @@ async fn host(plan: Plan, ready: oneshot::Sender<Result<Arc<Inner>, StartError>>
 const GOODBYE: Duration = Duration::from_millis(500);
 
 impl Plan {
-    pub(super) async fn start(self, tick: Pulse) -> Result<Started, StartError> {
+    pub(super) async fn start(self, pulses: Pulses) -> Result<Started, StartError> {
         let base = Base::of(&self);
         // A start that fails, or whose future is dropped, leaves nothing running.
         let unless_started = base.over.clone().drop_guard();
-        let pools = self.pools(&base);
-        pools.open(&base.timing, base.connect_timeout).await?;
+        let pools = self.pools(&base, pulses);
+        let preparation = self.prepare(&base, &pools).await?;
         // On the supervisor's own thread, because looking up the user may ask a slow directory on the network.
         let label = self.label.clone().unwrap_or_else(Label::user_at_host);
         base.tell(self.listeners.clone());
         let queries = base.answer_queries(&pools);
+        if self.sweeping {
+            let (sweeping, over) =
+                (sweep_now_and_then(queries.clone(), self.history_kept), base.over.clone());
+            actix_rt::spawn(async move { over.run_until_cancelled(sweeping).await });
+        }
         let (watching, watcher) = self.watch(&base);
         let (is_busy, busy) = watch::channel(false);
-        if self.connections == Connections::PerVerb {
-            actix_rt::spawn(Pools::rest_when_idle(pools.keepers(), busy.clone(), base.over.clone()));
+        let of_sessions = pools.of_sessions(self.connections);
+        if !of_sessions.is_empty() {
+            actix_rt::spawn(Pools::rest_when_idle(of_sessions, busy.clone(), base.over.clone()));
         }
         let report = Arc::<OnceLock<_>>::default();
-        let registry = base.registry(&pools, &queries, is_busy, &report, tick, unless_started);
+        let means = Means { keepers: pools.keepers(), preparation: preparation.clone() };
+        let tick = pulses(TICK);
+        let registry = base.registry(&pools, means, &queries, is_busy, &report, tick, unless_started);
         if self.hints {
-            base.hear_hints(registry.clone(), busy);
+            base.hear_hints(registry.clone(), busy, self.connections.listen_after());
         }
         let Base { timing, clock, over, goodbyes, events, node, location, .. } = base;
         let inner = Inner {
             registry,
             queries,
+            preparation,
             watching,
             clock,
             events: events.source(),
             timing,
+            limits: self.limits,
+            limit_per_account: self.limit_per_account,
             label,
             node,
             location,
@@ -144,9 +163,28 @@ impl Plan {
         Ok(Started { inner, watcher, over, goodbyes })
     }
 
-    fn pools(&self, base: &Base) -> Pools {
-        let (store, goodbyes) = (base.store.clone(), base.goodbyes.clone());
-        let common = Common { store, timing: base.timing, connect_timeout: base.connect_timeout, goodbyes };
+    /// Opens the connections, or has them opened in the background.
+    async fn prepare(&self, base: &Base, pools: &Pools) -> Result<Preparation, StartError> {
+        let (outcome, preparation) = watch::channel(None);
+        if self.lazy {
+            let opening = pools.clone().open_in_time(base.timing, base.connect_timeout, outcome);
+            let over = base.over.clone();
+            actix_rt::spawn(async move { over.run_until_cancelled(opening).await });
+        } else {
+            pools.open(&base.timing, base.connect_timeout).await?;
+            outcome.send_replace(Some(Ok(())));
+        }
+        Ok(preparation)
+    }
+
+    fn pools(&self, base: &Base, pulses: Pulses) -> Pools {
+        let common = Common {
+            store: base.store.clone(),
+            timing: base.timing,
+            connect_timeout: base.connect_timeout,
+            check: Common::checks(&base.timing, pulses, base.over.clone()),
+            goodbyes: base.goodbyes.clone(),
+        };
         match self.looking_only {
             true => common.pools_to_look(self.looked_at(base)),
             false => self.connections.pools(&common),
@@ -225,6 +263,7 @@ impl Base {
     fn registry(
         &self,
         pools: &Pools,
+        means: Means,
         queries: &Queries,
         is_busy: watch::Sender<bool>,
         report: &Arc<OnceLock<ShutdownReport>>,
@@ -249,7 +288,7 @@ impl Base {
                 node: self.node,
                 location: self.location.clone(),
                 acquires: Lane::start_with(acquiring),
-                keepers: pools.keepers(),
+                means,
                 run,
                 over: self.over.clone(),
                 goodbyes: self.goodbyes.clone(),
@@ -261,7 +300,7 @@ impl Base {
         })
     }
 
-    fn hear_hints(&self, registry: Addr<Registry>, is_busy: watch::Receiver<bool>) {
+    fn hear_hints(&self, registry: Addr<Registry>, is_busy: watch::Receiver<bool>, listen_after: Duration) {
         let patience = self.timing.query_timeout();
         let hints = Hints {
             store: self.store.clone(),
@@ -270,6 +309,7 @@ impl Base {
             connect_timeout: self.connect_timeout,
             patience,
             silence: self.timing.renew_interval().clamp(SHORTEST_SILENCE, LONGEST_SILENCE),
+            listen_after,
             rest_after: REST_AFTER,
             registry,
             is_busy,

@@ -17,6 +17,7 @@ use crate::{
 /// | what happened | status | `type` | `Retry-After` |
 /// |---|---|---|---|
 /// | another run holds the session | 409 | `urn:tenure:busy` | [`Busy::retry_after`] |
+/// | the account has as many runs as it may have | 429 | `urn:tenure:account-limit` | 1 s |
 /// | the database gave no answer in time | 503 | `urn:tenure:unavailable` | 1 s |
 /// | the service is draining | 503 | `urn:tenure:draining` | 1 s |
 /// | the supervisor has ended | 503 | `urn:tenure:closed` | 1 s |
@@ -180,6 +181,9 @@ impl From<&AcquireError> for Problem {
     fn from(error: &AcquireError) -> Self {
         match error {
             AcquireError::Busy(busy) => (&**busy).into(),
+            AcquireError::AccountLimit { .. } => {
+                Self::new(429, "urn:tenure:account-limit", "The account has too many runs", error).retry()
+            }
             AcquireError::Unavailable(cause) => {
                 let detail = "it is not known whether the session was acquired; if so, it is being released";
                 Self::unavailable(detail, cause)

@@ -159,6 +159,8 @@ fn errors_that_pass_are_503_with_retry_after_and_others_tell_whose_they_are() {
         assert_eq!(short(AcquireError::NotAcquired(error.clone())), passes, "{error:?}");
         assert!(Problem::from(QueryError::Store(error)).to_string().contains(SECRET), "the log says all");
     }
+    let limit = AcquireError::AccountLimit { account: "acct-1".to_owned(), limit: 3, running: 3 };
+    assert_eq!(short(limit), expected(429, "account-limit", Some("1")));
     assert_eq!(short(AcquireError::Draining), expected(503, "draining", Some("1")));
     assert_eq!(short(Closed), expected(503, "closed", Some("1")));
     for error in [

@@ -16,7 +16,7 @@ use super::{
     *,
 };
 
-const MODES: [Connections; 2] = [Connections::PerVerb, Connections::Shared];
+const MODES: [Connections; 3] = [Connections::PerVerb, Connections::RenewalsApart, Connections::Shared];
 
 async fn supervisor_with(url: &str, ttl: Duration, mode: Connections) -> LeaseSupervisor {
     let builder = LeaseSupervisor::builder(url).ttl(ttl).connections(mode).connect_timeout(AT_LAST);
@@ -97,7 +97,9 @@ async fn i11_without_a_connection_nothing_is_granted_and_the_remedy_is_named() {
 #[tokio::test(flavor = "multi_thread")]
 async fn i11_lost_connections_are_opened_again_before_a_renewal_needs_them() {
     let backend = PostgresBackend::start(Server::shared(), "").await;
-    for (mode, count) in [(Connections::PerVerb, 4), (Connections::Shared, 1)] {
+    for (mode, count) in
+        [(Connections::PerVerb, 4), (Connections::RenewalsApart, 2), (Connections::Shared, 1)]
+    {
         let builder = LeaseSupervisor::builder(backend.url()).ttl(Duration::from_secs(60)).hints(false);
         let supervisor = builder.connections(mode).start().await.unwrap();
         let run = held(&supervisor, "chat").await;

@@ -7,7 +7,7 @@ use std::sync::{
 
 use futures::future::BoxFuture;
 use tenure::{
-    AcquireError, Connections, SessionState,
+    AcquireError, Connections, LeaseSupervisorBuilder, SessionState,
     store::{
         Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, HistoryPage, LeaseConnection, LeaseStore,
         Migrated, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
@@ -24,6 +24,7 @@ struct Door {
     store: MemoryStore,
     millis: Arc<AtomicU64>,
     is_shut: Arc<AtomicBool>,
+    is_usable: Arc<AtomicBool>,
     open: Arc<AtomicUsize>,
 }
 
@@ -35,7 +36,8 @@ struct Guest {
 impl Door {
     fn of(sim: &Simulation) -> Self {
         let (millis, is_shut, open) = Default::default();
-        Self { store: sim.store.clone(), millis, is_shut, open }
+        let is_usable = Arc::new(AtomicBool::new(true));
+        Self { store: sim.store.clone(), millis, is_shut, is_usable, open }
     }
 
     fn takes(&self, duration: Duration) {
@@ -51,10 +53,18 @@ impl Door {
     }
 
     async fn supervisor(&self, sim: &Simulation, connections: Connections) -> LeaseSupervisor {
-        let builder = LeaseSupervisor::builder_on(Arc::new(self.clone())).clock(Arc::new(sim.clock.clone()));
-        let builder = builder.ttl(TTL).connections(connections).connect_timeout(seconds(20));
-        builder.start_here().await.unwrap()
+        self.builder(sim).connections(connections).start_here().await.unwrap()
     }
+
+    fn builder(&self, sim: &Simulation) -> LeaseSupervisorBuilder {
+        let builder = LeaseSupervisor::builder_on(Arc::new(self.clone())).clock(Arc::new(sim.clock.clone()));
+        builder.ttl(TTL).connect_timeout(seconds(20))
+    }
+}
+
+/// What waiting does not mend.
+fn unusable() -> StoreError {
+    tenure::store::open("nonsense:").unwrap_err()
 }
 
 impl tenure::store::sealed::Sealed for Door {}
@@ -67,6 +77,9 @@ impl LeaseStore for Door {
             if door.is_shut.load(Ordering::Relaxed) {
                 let detail = "sorry, too many clients already".to_owned();
                 return Err(unavailable(detail));
+            }
+            if !door.is_usable.load(Ordering::Relaxed) {
+                return Err(unusable());
             }
             door.open.fetch_add(1, Ordering::Relaxed);
             Ok(Box::new(Guest { inside: Box::new(door.store), open: door.open }) as Box<dyn LeaseConnection>)
@@ -149,7 +162,7 @@ impl LeaseConnection for Guest {
     }
 }
 
-const MODES: [Connections; 2] = [Connections::PerVerb, Connections::Shared];
+const MODES: [Connections; 3] = [Connections::PerVerb, Connections::RenewalsApart, Connections::Shared];
 
 #[test]
 fn i11_connecting_may_take_longer_than_a_renewal_and_costs_no_run() {
@@ -262,5 +275,96 @@ fn one_connection_carries_a_run_while_nothing_is_wrong_and_a_second_comes_when_i
         sim.sleep(seconds(60)).await;
         assert_eq!(door.open(), 1, "what was spare is closed");
         assert!(run.release().await.released);
+    });
+}
+
+#[test]
+fn a_host_that_boots_in_an_outage_gets_runs_once_it_is_over() {
+    simulate(async |sim| {
+        let door = Door::of(&sim);
+        door.shut(true);
+        let supervisor = door.builder(&sim).lazy(true).start_here().await.unwrap();
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::NotAcquired(_)), "{error:?}");
+        assert!(error.to_string().contains("too many clients"), "{error}");
+        assert!(!supervisor.is_ready().await && supervisor.inspect(&key("chat")).await.is_err());
+
+        let asking = tokio::task::spawn_local(supervisor.acquire(&key("chat")).into_future());
+        sim.sleep(seconds(1)).await;
+        door.shut(false);
+        let run = asking.await.unwrap().expect("it waits for the database, as in any outage");
+        assert!(supervisor.is_ready().await);
+        door.shut(true);
+        sim.sleep(10 * TTL).await;
+        assert!(run.is_held() && run.release().await.released, "its connections were there before it");
+    });
+}
+
+/// I11.
+#[test]
+fn a_lazy_start_grants_nothing_before_all_is_checked() {
+    simulate(async |sim| {
+        let door = Door::of(&sim);
+        door.is_usable.store(false, Ordering::Relaxed);
+        let supervisor = door.builder(&sim).lazy(true).start_here().await.unwrap();
+        let asked = tokio::time::Instant::now();
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(&error, AcquireError::Refused(cause) if *cause == unusable()), "{error:?}");
+        assert!(error.is_certain() && asked.elapsed() < seconds(1), "{:?}", asked.elapsed());
+
+        // The database can be used now, but a round trip takes longer than a renewal may.
+        sim.store.set_delay(seconds(4));
+        door.is_usable.store(true, Ordering::Relaxed);
+        sim.sleep(seconds(30)).await;
+        let error = supervisor.acquire(&key("chat")).await.unwrap_err();
+        assert!(matches!(error, AcquireError::NotAcquired(_)), "{error:?}");
+        assert!(error.to_string().contains("a round trip"), "{error}");
+        assert!(!supervisor.is_ready().await);
+        assert_eq!(sim.store.statements().acquires, 0, "not even asked");
+
+        sim.store.set_delay(Duration::ZERO);
+        sim.sleep(seconds(5)).await;
+        assert!(supervisor.is_ready().await && held(&supervisor, "chat").await.is_held());
+    });
+}
+
+#[test]
+fn a_lazy_supervisor_that_never_connects_can_be_shut_down() {
+    simulate(async |sim| {
+        sim.store.set_fault(Fault::Swallowed);
+        let supervisor = sim.supervisor().lazy(true).start_here().await.unwrap();
+        let asking = tokio::task::spawn_local(supervisor.acquire(&key("chat")).into_future());
+        sim.sleep(seconds(1)).await;
+        assert_eq!(supervisor.shutdown(Duration::ZERO).await, tenure::ShutdownReport::default());
+        assert!(asking.await.unwrap().unwrap_err().is_certain());
+    });
+}
+
+/// I10.
+#[test]
+fn two_connections_are_enough_for_renewals_that_wait_for_nothing_else() {
+    simulate(async |sim| {
+        let door = Door::of(&sim);
+        let supervisor = door.supervisor(&sim, Connections::RenewalsApart).await;
+        let run = held(&supervisor, "chat").await;
+        assert_eq!(door.open(), 2);
+        // Another connection cannot be had, and the one for everything else hangs.
+        door.shut(true);
+        sim.store.set_fault(Fault::Swallowed);
+        let hanging = tokio::task::spawn_local(supervisor.acquire(&key("other")).into_future());
+        sim.sleep(millis(10)).await;
+        sim.store.set_fault(Fault::None);
+        let mut events = supervisor.events();
+        let renewals = sim.store.statements().renewals;
+        sim.sleep(seconds(5)).await;
+        assert!(!hanging.is_finished());
+        sim.sleep(seconds(30)).await;
+        assert!(run.is_held() && sim.store.statements().renewals >= renewals + 3);
+        assert!(!names(&mut events).contains(&"at risk"));
+        door.shut(false);
+        sim.sleep(seconds(5)).await;
+        assert!(run.release().await.released);
+        sim.sleep(seconds(120)).await;
+        assert_eq!(door.open(), 1, "one is enough for who has no session");
     });
 }

@@ -34,6 +34,7 @@ async fn dead_holder(sim: &Simulation, session: &str, ttl: Duration) -> RunId {
         label: Label::new("dead").unwrap(),
         phase: RunPhase::default(),
         ttl,
+        limit_per_account: None,
     };
     let outcome = sim.store.clone().acquire(std::slice::from_ref(&item)).await.unwrap();
     assert!(matches!(outcome[0], tenure::store::AcquireOutcome::Granted(_)), "{outcome:?}");

@@ -110,6 +110,7 @@ pub fn acquire(key: &SessionKey, run_id: RunId) -> Acquire {
         label: Label::new("api-3").expect("short"),
         phase: RunPhase::new("starting").expect("short"),
         ttl: TTL,
+        limit_per_account: None,
     }
 }
 

@@ -56,6 +56,10 @@ macro_rules! conformance {
             texts_come_back_as_they_were_given
             a_lease_may_last_a_day
             a_batch_answers_each_item_in_its_place
+            a_limit_refuses_a_run_too_many_of_an_account
+            a_limit_refuses_no_run_that_is_there_already
+            a_limited_batch_grants_no_more_than_the_limit
+            a_limited_acquire_of_a_held_session_names_the_holder
             a_full_batch_is_granted_renewed_and_released
             nothing_asked_is_nothing_answered
             a_second_migration_finds_nothing_to_do
@@ -846,4 +850,80 @@ fn micros(instant: SystemTime) -> i64 {
 
 fn millis(duration: Duration) -> i64 {
     duration.as_millis().try_into().expect("it is short")
+}
+
+fn limited(key: &SessionKey, run_id: RunId, limit: u32) -> Acquire {
+    Acquire { limit_per_account: Some(limit), ..acquire(key, run_id) }
+}
+
+fn of(account: &str, session: &str) -> SessionKey {
+    SessionKey::new(account, session).unwrap()
+}
+
+/// What counts are live leases of the same account, whatever their own acquires allowed.
+pub(crate) async fn a_limit_refuses_a_run_too_many_of_an_account(backend: &impl Backend) {
+    let (mut client, mut other) = (connect(backend).await, connect(backend).await);
+    let first = RunId::random();
+    client.granted(limited(&of("a", "1"), first, 2)).await;
+    other.granted(acquire(&of("a", "2"), RunId::random())).await;
+    client.granted(acquire(&of("b", "1"), RunId::random())).await;
+
+    for limit in [2, 1, 0] {
+        let outcome = client.acquire(limited(&of("a", "3"), RunId::random(), limit)).await;
+        assert_eq!(outcome, AcquireOutcome::Full { running: 2 });
+    }
+    assert_eq!(client.holder(&of("a", "3")).await, None, "a refusal writes nothing");
+    client.granted(limited(&of("b", "2"), RunId::random(), 2)).await;
+    client.granted(limited(&of("a", "3"), RunId::random(), 3)).await;
+    client.granted(acquire(&of("a", "4"), RunId::random())).await;
+
+    backend.set_remaining(&of("a", "2"), -1).await;
+    assert_eq!(client.release(&of("a", "1"), first).await, ReleaseOutcome::Released);
+    client.granted(limited(&of("a", "2"), RunId::random(), 3)).await;
+    let outcome = client.acquire(limited(&of("a", "1"), RunId::random(), 3)).await;
+    assert_eq!(outcome, AcquireOutcome::Full { running: 3 });
+}
+
+/// I7: a repeated acquire is the same acquire.
+pub(crate) async fn a_limit_refuses_no_run_that_is_there_already(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let item = limited(&of("a", "1"), RunId::random(), 1);
+    let first = client.granted(item.clone()).await;
+    assert_eq!(client.granted(item.clone()).await.fence, first.fence);
+    client.granted(acquire(&of("a", "2"), RunId::random())).await;
+    assert_eq!(client.granted(item).await.fence, first.fence);
+}
+
+pub(crate) async fn a_limited_batch_grants_no_more_than_the_limit(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    client.granted(acquire(&of("a", "0"), RunId::random())).await;
+    let (old, run) = (of("a", "old"), RunId::random());
+    client.granted(acquire(&old, run)).await;
+    backend.set_remaining(&old, -1).await;
+
+    let mut items: Vec<_> = (1..8).map(|n| limited(&of("a", &n.to_string()), RunId::random(), 4)).collect();
+    items.push(limited(&old, RunId::random(), 4));
+    items.push(acquire(&of("a", "free"), RunId::random()));
+    items.push(limited(&of("a", "more"), RunId::random(), 5));
+    items.push(limited(&of("b", "1"), RunId::random(), 1));
+    let outcomes = client.raw().acquire(&items).await.unwrap();
+    let granted = |outcome: &&AcquireOutcome| matches!(outcome, AcquireOutcome::Granted(_));
+    // Whoever allows more comes first. Then one more makes four.
+    assert_eq!(outcomes[..8].iter().filter(granted).count(), 1, "{outcomes:?}");
+    assert!(outcomes[8..].iter().all(|outcome| granted(&outcome)), "{outcomes:?}");
+    for refused in outcomes.iter().filter(|outcome| !granted(outcome)) {
+        assert!(matches!(refused, AcquireOutcome::Full { running: 4.. }), "{refused:?}");
+    }
+}
+
+/// I9: a session that is held is a certain answer of its own.
+pub(crate) async fn a_limited_acquire_of_a_held_session_names_the_holder(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let run = RunId::random();
+    client.granted(limited(&of("a", "1"), run, 1)).await;
+    let before = backend.image(&of("a", "1")).await;
+    for limit in [1, 2] {
+        assert_eq!(client.refused(limited(&of("a", "1"), RunId::random(), limit)).await.run_id, run);
+    }
+    assert_eq!(backend.image(&of("a", "1")).await, before);
 }

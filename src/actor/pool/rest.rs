@@ -3,6 +3,7 @@
 use std::{
     future::poll_fn,
     pin::pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -12,12 +13,12 @@ use futures::{
     channel::oneshot,
     future::{BoxFuture, Either, select},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{sync::Notify, time::Instant};
 
 use super::{Pool, PoolPlan};
 use crate::{
     actor::call::answer,
-    store::{LeaseConnection, StoreError},
+    store::{LeaseConnection, StoreError, VerbKind},
     trace,
 };
 
@@ -43,13 +44,13 @@ impl Pool {
         let over = self.inner.over.clone();
         loop {
             let lost = poll_fn(|cx| self.poll_idle(cx));
-            let pause = self.inner.plan.check_interval.min(self.inner.plan.linger);
-            match over.run_until_cancelled(timeout(pause, lost)).await {
-                Some(Ok(error)) => {
+            let check = pin!(self.inner.plan.check.notified());
+            match over.run_until_cancelled(select(lost, check)).await {
+                Some(Either::Left((error, _))) => {
                     tracing::debug!(target: trace::STORE, %error, "an idle connection was lost");
                     self.keep();
                 }
-                Some(Err(_elapsed)) => {}
+                Some(Either::Right(_)) => {}
                 None => break,
             }
             self.follow();
@@ -97,10 +98,10 @@ impl Pool {
 impl Idle {
     pub(super) fn begin(connection: Box<dyn LeaseConnection>, plan: &PoolPlan) -> Self {
         let (wanted, is_wanted) = oneshot::channel();
-        let (every, patience) = (plan.check_interval, plan.patience);
+        let (check, patience, verbs) = (plan.check.clone(), plan.patience, plan.verbs);
         let location = plan.store.location().to_owned();
         let server = connection.server();
-        let minded = mind(connection, is_wanted, every, patience, location).boxed();
+        let minded = mind(connection, is_wanted, check, patience, verbs, location).boxed();
         Self { minded, wanted: Some(wanted), since: Instant::now(), server }
     }
 
@@ -125,15 +126,20 @@ impl Idle {
 async fn mind(
     mut connection: Box<dyn LeaseConnection>,
     mut is_wanted: oneshot::Receiver<()>,
-    every: Duration,
+    check: Arc<Notify>,
     patience: Duration,
+    verbs: &'static [VerbKind],
     location: String,
 ) -> Minded {
     loop {
-        if let Either::Left(_) = select(&mut is_wanted, pin!(sleep(every))).await {
+        if let Either::Left(_) = select(&mut is_wanted, pin!(check.notified())).await {
             return Minded::Wanted(connection);
         }
-        if let Err(error) = answer(&location, patience, connection.ping()).await {
+        let checked = async {
+            connection.prepare(verbs).await?;
+            connection.ping().await
+        };
+        if let Err(error) = answer(&location, patience, Box::pin(checked)).await {
             return Minded::Lost(error);
         }
     }

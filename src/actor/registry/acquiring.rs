@@ -33,9 +33,10 @@ pub(crate) struct AcquireSession {
     pub(crate) key: SessionKey,
     pub(crate) label: Label,
     pub(crate) phase: RunPhase,
-    /// The supervisor's, but for the grace.
+    /// The supervisor's, but for the ttl, what derives from it, and the grace.
     pub(crate) timing: Timing,
     pub(crate) limits: Vec<Limit>,
+    pub(crate) limit_per_account: Option<u32>,
     /// A listener for the events of this run only.
     pub(crate) events: Option<Recipient<RunEvent>>,
     /// The latest instant for an answer, by the supervisor's clock. The clock of the caller's runtime may be paused.
@@ -110,6 +111,11 @@ impl Handler<Acquired> for Registry {
                 }
             }
             AcquisitionEnd::Busy(holder) => AcquireError::Busy(Box::new(Busy::new(*holder))),
+            AcquisitionEnd::Full { running } => AcquireError::AccountLimit {
+                account: key.account().to_owned(),
+                limit: first.limit_per_account.unwrap_or(running),
+                running,
+            },
             AcquisitionEnd::Late(error) | AcquisitionEnd::Refused(error) if unknown > 0 => {
                 AcquireError::Unavailable(error)
             }
@@ -117,7 +123,7 @@ impl Handler<Acquired> for Registry {
             AcquisitionEnd::Refused(error) => AcquireError::Refused(error),
         };
         if rows > 0 {
-            self.compensate(Orphan { key: key.clone(), run_id, rows }, ctx);
+            self.compensate(Orphan { key: key.clone(), run_id, ttl: first.timing.ttl(), rows }, ctx);
         }
         // `Busy` is the answer for the parked requests too. After another failure the next of them may still succeed.
         if let AcquireError::Busy(_) = refusal {
@@ -144,11 +150,12 @@ impl Registry {
                 node: self.links.node,
                 label: first.label.clone(),
                 phase: first.phase.clone(),
-                ttl: self.links.run.timing.ttl(),
+                ttl: first.timing.ttl(),
+                limit_per_account: first.limit_per_account,
             },
             lane: self.links.acquires.clone(),
-            keepers: self.links.keepers.clone(),
-            timing: self.links.run.timing,
+            means: self.links.means.clone(),
+            timing: first.timing,
             deadline: Instant::now() + first.until.saturating_since(self.links.run.clock.now()),
             location: self.links.location.clone(),
             after: session.running.as_ref().map(|earlier| earlier.shared.clone()),

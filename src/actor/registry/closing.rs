@@ -172,7 +172,11 @@ impl Registry {
     /// Long enough for the grace, for work to be dropped after it, and for two attempts to release.
     fn longest_shutdown(&self, grace: Duration) -> Duration {
         let timing = &self.links.run.timing;
-        grace.saturating_add(timing.loss_grace() + 2 * timing.renew_timeout() + timing.longest_backoff())
+        let running = self.sessions.values().filter_map(|session| session.running.as_ref());
+        let loss_grace = running.map(|run| run.shared.timing.loss_grace()).max().unwrap_or_default();
+        grace.saturating_add(
+            loss_grace.max(timing.loss_grace()) + 2 * timing.renew_timeout() + timing.longest_backoff(),
+        )
     }
 }
 

@@ -238,7 +238,7 @@ impl Reports {
                 }
                 continue;
             }
-            let is_due = self.answers.are_due(&self.shared);
+            self.answers.expect(&self.shared);
             let is_lost = tokio::select! {
                 biased;
                 read = read_some(&self.socket, &mut self.received) => read.is_err(),
@@ -247,7 +247,7 @@ impl Reports {
                     let look = timeout(LAST_LOOK, read_some(&self.socket, &mut self.received)).await;
                     !matches!(look, Ok(Ok(())))
                 }
-                _ = self.answers.step.tick(), if is_due => {
+                () = self.answers.step() => {
                     let was_stopped = self.guardian.is_stopped();
                     self.guardian.wake();
                     self.answers.are_overdue(&self.shared, was_stopped)

@@ -4,7 +4,7 @@ use std::{
     io::{self, Write},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, Sender, channel},
     },
     thread,
     time::Duration,
@@ -21,7 +21,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Writes lines from a thread of its own, which the first line starts. Clones write to the same place.
 #[derive(Debug, Clone)]
 pub(crate) struct Lines {
-    queue: SyncSender<Vec<u8>>,
+    queue: Sender<Vec<u8>>,
     shared: Arc<Shared>,
 }
 
@@ -46,14 +46,14 @@ struct Writer {
 
 impl Lines {
     pub(crate) fn to(output: Box<dyn Write + Send>) -> Self {
-        let (queue, lines) = sync_channel(WAITING);
+        let (queue, lines) = channel();
         let state = State { unwritten: 0, writer: Some(Writer { lines, output }), is_started: false };
         Self { queue, shared: Arc::new(Shared { state: Mutex::new(state), is_written: Condvar::new() }) }
     }
 
     pub(crate) fn send(&self, line: Vec<u8>) {
         let mut state = self.shared.lock();
-        if self.queue.try_send(line).is_err() {
+        if state.unwritten == WAITING || self.queue.send(line).is_err() {
             return;
         }
         state.unwritten += 1;

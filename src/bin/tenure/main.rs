@@ -197,7 +197,9 @@ fn check_limits(command: &Command) -> Result<(), Failure> {
         Command::Phase(_) | Command::Completions(_) | Command::Man(_) => {
             Need::default().descriptors(10).threads(2).memory(4 << 20)
         }
-        // Of the threads, three serve connections to a SQLite file, and two stand for the guardian and CMD's process.
+        #[cfg(target_os = "linux")]
+        // The supervisor, the writer of events, two connections to a SQLite file, the guardian, and CMD.
+        Command::Run(_) => Need::default().descriptors(40).threads(6).memory(48 << 20),
         _ => Need::default().descriptors(40).threads(9).memory(48 << 20),
     };
     need.check().map_err(|shortage| Failure::new(UNAVAILABLE, shortage))

@@ -29,6 +29,7 @@ pub(super) struct State {
     pub(super) failing_renewals: u32,
     pub(super) locked: HashSet<SessionKey>,
     pub(super) rejected: HashSet<SessionKey>,
+    pub(super) sweeps_rejected: bool,
     pub(super) frozen: Vec<FrozenStatement>,
     pub(super) statements: Statements,
     /// The runs that are over, by session and in the order of their ends.
@@ -73,6 +74,15 @@ impl State {
         }
         if self.locked.contains(&item.key) {
             return AcquireOutcome::Locked;
+        }
+        let is_live = held.is_some_and(|row| row.expires_at > now);
+        if let Some(limit) = item.limit_per_account.filter(|_| !is_live) {
+            let is_of_account = |key: &SessionKey| key.account() == item.key.account();
+            let live = |(key, row): &(&SessionKey, &Row)| is_of_account(key) && row.expires_at > now;
+            let running = self.rows.iter().filter(live).count().try_into().unwrap_or(u32::MAX);
+            if running >= limit {
+                return AcquireOutcome::Full { running };
+            }
         }
         let expires_at = now + micros(item.ttl);
         let row = match self.rows.get_mut(&item.key).filter(|row| row.run_id == item.run_id) {

@@ -1,5 +1,7 @@
 //! Acquire. One statement grants or refuses; further statements are for items that lost a race or found a locked row.
 
+use std::sync::LazyLock;
+
 use sqlx::postgres::PgRow;
 
 use super::{
@@ -17,6 +19,19 @@ use crate::{
 };
 
 pub(super) const ACQUIRE: &str = include_str!("acquire.sql");
+
+/// An acquire some of whose items have a limit. `limit.sql` explains why it comes twice. A later statement sees what
+/// was committed after the first one began only under READ COMMITTED, which may not be the default behind PgBouncer.
+static ACQUIRE_LIMITED: LazyLock<&'static str> = LazyLock::new(|| {
+    let limit = include_str!("limit.sql");
+    let acquire = ACQUIRE.replace(PLACE_OF_THE_LIMIT, UNLESS_REFUSED);
+    format!("SET TRANSACTION ISOLATION LEVEL READ COMMITTED;\n{limit};\n{limit};\n{acquire}").leak()
+});
+
+/// A line of `acquire.sql`.
+const PLACE_OF_THE_LIMIT: &str = "-- Here a limited acquire leaves out what it refuses.";
+const UNLESS_REFUSED: &str = "WHERE item <> ALL ( \
+    string_to_array(coalesce(current_setting('tenure_limit.refused', true), ''), ',')::bigint[])";
 
 /// How many times an item is tried. The second time is for an item that lost a race and then found no holder, or whose
 /// row was locked.
@@ -179,7 +194,14 @@ async fn grant_or_refuse(
                 }
                 holder => AcquireVerdict::LockedExpired(Box::new(holder)),
             },
-            "unwritten" => AcquireVerdict::LostRace,
+            "full" => {
+                let running = connection.read::<i64>(row, "running")?;
+                let running = running.try_into().unwrap_or(u32::MAX);
+                AcquireVerdict::Final(AcquireOutcome::Full { running })
+            }
+            "contended" => AcquireVerdict::Final(AcquireOutcome::Locked),
+            // The holder is not in this answer. Whoever asks reads the row next, as after a race.
+            "unwritten" | "held" => AcquireVerdict::LostRace,
             _ => AcquireVerdict::Unsettled,
         };
         answers[item] = answer;
@@ -188,16 +210,30 @@ async fn grant_or_refuse(
 }
 
 fn statement<'a>(items: &[&'a Acquire]) -> Statement<'a> {
-    Statement::new(
-        ACQUIRE,
-        vec![
-            Value::Texts(items.iter().map(|item| item.key.account()).collect()),
-            Value::Texts(items.iter().map(|item| item.key.session()).collect()),
-            Value::Uuids(items.iter().map(|item| item.run_id.as_uuid()).collect()),
-            Value::Uuids(items.iter().map(|item| item.node.as_uuid()).collect()),
-            Value::Texts(items.iter().map(|item| item.label.as_str()).collect()),
-            Value::Texts(items.iter().map(|item| item.phase.as_str()).collect()),
-            Value::Numbers(items.iter().map(|item| millis(item.ttl)).collect()),
-        ],
-    )
+    let mut values = vec![
+        Value::Texts(items.iter().map(|item| item.key.account()).collect()),
+        Value::Texts(items.iter().map(|item| item.key.session()).collect()),
+        Value::Uuids(items.iter().map(|item| item.run_id.as_uuid()).collect()),
+        Value::Uuids(items.iter().map(|item| item.node.as_uuid()).collect()),
+        Value::Texts(items.iter().map(|item| item.label.as_str()).collect()),
+        Value::Texts(items.iter().map(|item| item.phase.as_str()).collect()),
+        Value::Numbers(items.iter().map(|item| millis(item.ttl)).collect()),
+    ];
+    let limits: Vec<_> = items.iter().map(|item| item.limit_per_account.map(i64::from)).collect();
+    if limits.iter().all(Option::is_none) {
+        return Statement::new(ACQUIRE, values);
+    }
+    values.push(Value::NumbersOrNull(limits));
+    Statement::script(*ACQUIRE_LIMITED, values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limited_acquire_leaves_out_what_its_limits_refuse() {
+        assert_eq!(ACQUIRE.matches(PLACE_OF_THE_LIMIT).count(), 1);
+        assert_eq!(ACQUIRE_LIMITED.matches(UNLESS_REFUSED).count(), 1);
+    }
 }

@@ -10,6 +10,7 @@ WITH input AS (
         item
     FROM unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::text[], $6::text[], $7::bigint[])
         WITH ORDINALITY AS i (account_id, session_id, run_id, node, holder, phase, ttl_ms, item)
+    -- Here a limited acquire leaves out what it refuses.
 ),
 -- A plain read, so that a refusal locks nothing and writes nothing.
 seen AS MATERIALIZED (

@@ -177,7 +177,7 @@ impl Connection {
         loop {
             let awaited = self.turn.awaited();
             let sql = self.naming.sql(statement.sql);
-            let sent = match self.pooled {
+            let sent = match self.pooled || statement.is_script() {
                 true => statement.send_as_text(sql, &mut self.connection).await,
                 false => statement.send_bound(sql, &mut self.connection).await,
             };

@@ -3,6 +3,7 @@
 //! Usually a statement is prepared once per connection, and its values are bound. That takes several messages, and
 //! PgBouncer in transaction mode may send each of them to another server session (sqlx ends the preparation with a Sync
 //! of its own). So behind PgBouncer the values are written into the text as literals, and the statement is one message.
+//! The same is done for a script of several statements, which is one transaction because it is one message.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -16,6 +17,8 @@ pub(super) struct Statement<'a> {
     values: Vec<Value<'a>>,
     /// Whether the server plans the statement each time, for these values.
     planned_anew: bool,
+    /// Whether the text has several statements, which are one transaction because they are one message.
+    is_script: bool,
 }
 
 /// A value of a statement.
@@ -25,6 +28,7 @@ pub(super) enum Value<'a> {
     Number(i64),
     Text(Option<&'a str>),
     Numbers(Vec<i64>),
+    NumbersOrNull(Vec<Option<i64>>),
     Texts(Vec<&'a str>),
     TextsOrNull(Vec<Option<&'a str>>),
     Uuids(Vec<Uuid>),
@@ -32,7 +36,17 @@ pub(super) enum Value<'a> {
 
 impl<'a> Statement<'a> {
     pub(super) fn new(sql: &'static str, values: Vec<Value<'a>>) -> Self {
-        Self { sql, values, planned_anew: false }
+        Self { sql, values, planned_anew: false, is_script: false }
+    }
+
+    /// Several statements in one message, and so in one transaction. The answer has the rows of all of them.
+    pub(super) fn script(sql: &'static str, values: Vec<Value<'a>>) -> Self {
+        Self { is_script: true, ..Self::new(sql, values) }
+    }
+
+    /// Whether the values can only be sent as literals in the text.
+    pub(super) fn is_script(&self) -> bool {
+        self.is_script
     }
 
     /// Makes the server plan the statement each time, because its best plan depends on its values.
@@ -53,6 +67,7 @@ impl<'a> Statement<'a> {
                 Value::Number(number) => query.bind(number),
                 Value::Text(text) => query.bind(text),
                 Value::Numbers(numbers) => query.bind(numbers),
+                Value::NumbersOrNull(numbers) => query.bind(numbers),
                 Value::Texts(texts) => query.bind(texts),
                 Value::TextsOrNull(texts) => query.bind(texts),
                 Value::Uuids(uuids) => query.bind(uuids),
@@ -99,6 +114,9 @@ impl Value<'_> {
             Self::Text(None) => text.push_str("null"),
             Self::Text(Some(value)) => write_quoted(text, value),
             Self::Numbers(numbers) => write_array(text, numbers.iter().map(|n| Some(n.to_string()))),
+            Self::NumbersOrNull(numbers) => {
+                write_array(text, numbers.iter().map(|number| number.map(|n| n.to_string())));
+            }
             Self::Texts(texts) => write_array(text, texts.iter().map(Some)),
             Self::TextsOrNull(texts) => write_array(text, texts.iter().copied()),
             Self::Uuids(uuids) => write_array(text, uuids.iter().map(|uuid| Some(uuid.to_string()))),

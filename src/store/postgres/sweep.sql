@@ -1,8 +1,15 @@
--- $1 how many rows at most, $2 how long ago they must have expired, in milliseconds.
-WITH old AS MATERIALIZED (
+-- $1 how many rows at most, $2 how long ago they must have expired, in milliseconds, $3 whether to delete
+-- nothing while another transaction does the same.
+WITH turn AS MATERIALIZED (
+    SELECT
+        CASE WHEN $3::boolean THEN pg_try_advisory_xact_lock(hashtextextended('tenure.session_lease sweep', 0)) ELSE true END
+            AS is_mine
+),
+old AS MATERIALIZED (
     SELECT account_id, session_id, run_id
     FROM tenure.session_lease
-    WHERE expires_at <= clock_timestamp() - $2::bigint * interval '1 millisecond'
+    WHERE (SELECT is_mine FROM turn)
+        AND expires_at <= clock_timestamp() - $2::bigint * interval '1 millisecond'
     ORDER BY account_id, session_id
     LIMIT $1::bigint
     FOR UPDATE SKIP LOCKED

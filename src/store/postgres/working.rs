@@ -115,7 +115,11 @@ impl LeaseConnection for WorkingConnection {
     }
 
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
-        Box::pin(sweep::sweep(&mut self.connection, limit))
+        Box::pin(sweep::sweep(&mut self.connection, limit, false))
+    }
+
+    fn sweep_in_turn(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(sweep::sweep(&mut self.connection, limit, true))
     }
 
     fn probe(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {

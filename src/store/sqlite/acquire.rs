@@ -1,5 +1,7 @@
 //! Acquire: first a read that refuses, then one write that grants.
 
+use std::sync::LazyLock;
+
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
@@ -12,6 +14,18 @@ use crate::store::{Acquire, AcquireOutcome, Grant};
 
 pub(super) const REFUSE: &str = include_str!("refuse.sql");
 pub(super) const GRANT: &str = include_str!("grant.sql");
+
+/// A grant some of whose items have a limit. Only the source of the items differs.
+static GRANT_LIMITED: LazyLock<&'static str> = LazyLock::new(|| {
+    let allowed = format!("FROM (\n{}) AS item", include_str!("allowed.sql"));
+    GRANT.replace(ALL_ITEMS, &allowed).leak()
+});
+
+/// A line of `grant.sql`.
+const ALL_ITEMS: &str = "FROM json_each(?1) AS item";
+
+/// The open items that their limit refuses, and how many live leases their account has.
+const FULL: &str = include_str!("full.sql");
 
 /// How many times an item is tried if it loses a race and the winner releases at once, so that there is no holder to
 /// name. After the last attempt the outcome is `Locked`, and the caller decides.
@@ -61,7 +75,8 @@ async fn attempt(
     outcomes: &mut [AcquireOutcome],
 ) -> Result<(), Failure> {
     grant(sqlite, items, open, outcomes).await?;
-    refuse(sqlite, items, open, outcomes).await
+    refuse(sqlite, items, open, outcomes).await?;
+    refuse_full(sqlite, items, open, outcomes).await
 }
 
 fn is_granted(outcome: &AcquireOutcome) -> bool {
@@ -94,6 +109,30 @@ async fn refuse(
     Ok(())
 }
 
+/// Answers those open items that were not granted because of their limit. This only reads. If a place has become free
+/// in the meantime, the item stays open.
+async fn refuse_full(
+    sqlite: &mut SqliteConnection,
+    items: &[Acquire],
+    open: &mut Vec<usize>,
+    outcomes: &mut [AcquireOutcome],
+) -> Result<(), Failure> {
+    if !is_limited(items, open) {
+        return Ok(());
+    }
+    let asked = batch(open.iter().map(|&index| item(&items[index])));
+    for full in &sqlx::query(FULL).bind(asked).fetch_all(sqlite).await? {
+        let index = open[full.try_get::<u32, _>("item")? as usize];
+        outcomes[index] = AcquireOutcome::Full { running: full.try_get("running")? };
+    }
+    open.retain(|&index| outcomes[index] == AcquireOutcome::Locked);
+    Ok(())
+}
+
+fn is_limited(items: &[Acquire], open: &[usize]) -> bool {
+    open.iter().any(|&index| items[index].limit_per_account.is_some())
+}
+
 /// Grants those open items whose session is free. Only the conflict rule of the statement decides.
 async fn grant(
     sqlite: &mut SqliteConnection,
@@ -101,7 +140,8 @@ async fn grant(
     open: &mut Vec<usize>,
     outcomes: &mut [AcquireOutcome],
 ) -> Result<(), Failure> {
-    let granted = sqlx::query(GRANT)
+    let grant = if is_limited(items, open) { *GRANT_LIMITED } else { GRANT };
+    let granted = sqlx::query(grant)
         .bind(batch(open.iter().map(|&index| item(&items[index]))))
         .fetch_all(sqlite)
         .await?;
@@ -124,6 +164,7 @@ fn item(acquire: &Acquire) -> Value {
         "holder": acquire.label.as_str(),
         "phase": acquire.phase.as_str(),
         "ttl": millis(acquire.ttl),
+        "most": acquire.limit_per_account,
     })
 }
 
@@ -135,4 +176,15 @@ fn granted_row(written: &SqliteRow) -> Result<Grant, Failure> {
         expires_at_micros: row::micros(written, "expires_at")?,
         stop: row::stop(written)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limited_grant_reads_its_items_from_those_that_are_allowed() {
+        assert_eq!(GRANT.matches(ALL_ITEMS).count(), 1);
+        assert!(GRANT_LIMITED.contains("row_number()"));
+    }
 }

@@ -59,16 +59,14 @@ impl Connection {
     pub(super) async fn open(file: DatabaseFile, bounds: Bounds) -> Result<Self, Failure> {
         let there = file.there()?;
         let mut sqlite = options(&file, bounds.lock).connect().await?;
-        if file.access() == Access::Create {
-            schema::ensure(&mut sqlite, KeepHistory::AsItIs).await?;
+        match file.access() {
+            Access::Create => drop(schema::ensure(&mut sqlite, KeepHistory::AsItIs).await?),
+            Access::ReadWrite | Access::ReadOnly => drop(schema::check(&mut sqlite).await?),
         }
-        schema::check(&mut sqlite).await?;
         if file.access() != Access::ReadOnly {
             accept_writes(&mut sqlite).await?;
         }
-        if schema::uses_wal(&mut sqlite).await? {
-            sqlx::query("PRAGMA synchronous = NORMAL").execute(&mut sqlite).await?;
-        } else {
+        if !schema::flush_less(&mut sqlite).await? {
             tracing::warn!(
                 target: trace::STORE,
                 database = %file,
@@ -300,6 +298,10 @@ impl LeaseConnection for Connection {
     }
 }
 
+/// After how many pages the log is written back into the file. A process that finds no other at the file reads the whole
+/// log first, so this bounds how long a run of the command takes to begin. Writing it back costs two flushes.
+const LONGEST_LOG: &str = "250";
+
 pub(super) fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConnectOptions {
     // sqlx panics if the milliseconds do not fit an i32.
     const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -311,6 +313,7 @@ pub(super) fn options(file: &DatabaseFile, lock_timeout: Duration) -> SqliteConn
         // A statement commits when sqlx has buffered its last row. With room for all rows of a batch, the statement
         // never holds the write lock while it waits for the task that reads the rows.
         .row_buffer_size(2 * MAX_BATCH)
+        .pragma("wal_autocheckpoint", LONGEST_LOG)
         .disable_statement_logging()
 }
 
@@ -339,6 +342,7 @@ mod tests {
             label: Label::new("x".repeat(255)).unwrap(),
             phase: RunPhase::default(),
             ttl: Duration::from_secs(30),
+            limit_per_account: None,
         };
         (0..count).map(item).collect()
     }

@@ -1,6 +1,7 @@
 -- Grants every item whose session is idle, expired, or already held by the same run. Only the conflict rule decides
 -- (invariant I4). A refused item returns no row.
--- ?1: array of {account, session, run, node, holder, phase, ttl}, ttl in ms.
+-- ?1: array of {account, session, run, node, holder, phase, ttl, most}, ttl in ms. The items of a grant with limits come
+-- from allowed.sql.
 --
 -- In the conflict rule, excluded.acquired_at is the clock.
 INSERT INTO tenure_session_lease AS lease

@@ -85,9 +85,19 @@ pub(super) async fn uses_wal(sqlite: &mut SqliteConnection) -> Result<bool, Fail
     Ok(mode.iter().any(|mode| mode == "wal"))
 }
 
+/// Lets a commit return without a flush if the file uses write-ahead logging, and returns whether it does.
+pub(super) async fn flush_less(sqlite: &mut SqliteConnection) -> Result<bool, Failure> {
+    let uses_wal = uses_wal(sqlite).await?;
+    if uses_wal {
+        sqlx::query("PRAGMA synchronous = NORMAL").execute(sqlite).await?;
+    }
+    Ok(uses_wal)
+}
+
 async fn try_ensure(sqlite: &mut SqliteConnection, history: KeepHistory) -> Result<Migrated, Failure> {
     if !uses_wal(sqlite).await? {
         sqlx::query("PRAGMA journal_mode = WAL").fetch_all(&mut *sqlite).await?;
+        flush_less(sqlite).await?;
     }
     schema::migrate(&mut Migration(sqlite), history).await
 }

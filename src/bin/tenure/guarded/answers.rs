@@ -1,8 +1,8 @@
 //! Watches whether the guardian answers its orders in time.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{future::pending, sync::atomic::Ordering, time::Duration};
 
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::GivenOrders;
 
@@ -20,32 +20,51 @@ pub(super) struct Answers {
     pub(super) heard: u64,
     /// The present wait, if an answer is due.
     wait: Option<Wait>,
-    pub(super) step: Interval,
 }
 
-/// Numbers of steps in a row.
-#[derive(Debug, Clone, Copy, Default)]
+/// The steps of one wait. With the wait ends its timer, which would wake this process for nothing.
+#[derive(Debug)]
 struct Wait {
+    step: Interval,
+    /// How many steps in a row.
     unanswered: u32,
+    /// How many steps in a row.
     stopped: u32,
+}
+
+impl Wait {
+    fn begin() -> Self {
+        let mut step = interval_at(Instant::now() + ANSWER_STEP, ANSWER_STEP);
+        step.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { step, unanswered: 0, stopped: 0 }
+    }
 }
 
 impl Answers {
     pub(super) fn none_expected() -> Self {
-        let mut step = interval(ANSWER_STEP);
-        step.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { heard: 0, wait: None, step }
+        Self { heard: 0, wait: None }
     }
 
-    /// Whether the guardian has an order to answer, or a tree to end.
-    pub(super) fn are_due(&mut self, shared: &GivenOrders) -> bool {
+    /// Begins to wait if the guardian has an order to answer, or a tree to end, and ends the wait if it has not.
+    pub(super) fn expect(&mut self, shared: &GivenOrders) {
         if !self.are_missing(shared) && !shared.is_stopping.load(Ordering::Relaxed) {
             self.wait = None;
-        } else if self.wait.is_none() {
-            self.wait = Some(Wait::default());
-            self.step.reset();
+        } else {
+            self.wait.get_or_insert_with(Wait::begin);
         }
-        self.wait.is_some()
+    }
+
+    /// The next step of the wait. Without a wait there is none.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no step.
+    pub(super) async fn step(&mut self) {
+        match &mut self.wait {
+            Some(wait) => {
+                wait.step.tick().await;
+            }
+            None => pending().await,
+        }
     }
 
     fn are_missing(&self, shared: &GivenOrders) -> bool {
@@ -55,7 +74,7 @@ impl Answers {
     /// Counts another step. Returns whether the guardian now counts as lost.
     pub(super) fn are_overdue(&mut self, shared: &GivenOrders, was_stopped: bool) -> bool {
         let is_missing = self.are_missing(shared);
-        let wait = self.wait.get_or_insert_default();
+        let wait = self.wait.get_or_insert_with(Wait::begin);
         wait.unanswered = if is_missing { wait.unanswered + 1 } else { 0 };
         wait.stopped = if was_stopped { wait.stopped + 1 } else { 0 };
         wait.unanswered.max(wait.stopped) >= ANSWER_STEPS

@@ -1,0 +1,71 @@
+//! Removes rows of long expired leases, and old runs from the history, now and then.
+//!
+//! Such rows only take room, so nothing depends on this (invariant I12). A supervisor does it about once an hour,
+//! beginning at a random time of its first hour. So many supervisors spread out, and a process that lives for a minute
+//! hardly ever does it. It goes through the worker for long queries, with a pause after each bounded statement.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::query::{Queries, Query};
+use crate::{error::QueryError, store::StoreError};
+
+/// The mean time between two sweeps. Each is between half of it and one and a half.
+const EVERY: Duration = Duration::from_secs(3600);
+/// The pause between two statements of one sweep.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The most rows that one statement removes.
+pub(crate) const SWEEP_BATCH: u32 = 1_000;
+
+/// Sweeps until the supervisor ends.
+pub(crate) async fn sweep_now_and_then(queries: Queries, history_kept: Duration) {
+    sleep(EVERY.mul_f64(fastrand::f64())).await;
+    let mut is_failing = false;
+    loop {
+        match sweep(&queries, history_kept).await {
+            Ok(removed) => {
+                is_failing = false;
+                if removed > 0 {
+                    tracing::debug!(removed, "removed leases that expired long ago");
+                }
+            }
+            Err(QueryError::Closed(_)) => return,
+            Err(QueryError::Store(error)) => {
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::warn!(%error, "could not remove leases that expired long ago; they only take room");
+                }
+            }
+        }
+        sleep(EVERY.mul_f64(0.5 + fastrand::f64())).await;
+    }
+}
+
+async fn sweep(queries: &Queries, history_kept: Duration) -> Result<u64, QueryError> {
+    let mut removed = 0;
+    loop {
+        let some = queries.ask(|reply| Query::SweepInTurn(SWEEP_BATCH, reply)).await?;
+        removed += some;
+        if some < u64::from(SWEEP_BATCH) {
+            break;
+        }
+        sleep(PAUSE).await;
+    }
+    while sweep_history(queries, history_kept).await? {
+        sleep(PAUSE).await;
+    }
+    Ok(removed)
+}
+
+/// Removes some runs that have been over for this long from the history. Returns whether there may be more. A role without
+/// the right to do so leaves them.
+pub(crate) async fn sweep_history(queries: &Queries, kept: Duration) -> Result<bool, QueryError> {
+    match queries.ask(|reply| Query::SweepHistory(kept, SWEEP_BATCH, reply)).await {
+        Ok(some) => Ok(some >= u64::from(SWEEP_BATCH)),
+        Err(QueryError::Store(error @ StoreError::PermissionDenied { .. })) => {
+            tracing::debug!(%error, "the history was not swept");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
