@@ -220,6 +220,32 @@ impl From<QueryError> for StopError {
     }
 }
 
+/// Why a lease is not known to have been broken.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum BreakError {
+    /// The database gave no usable answer, or the row stayed locked. If the error is
+    /// [uncertain](StoreError::is_uncertain), the lease may have been broken all the same. Asking again does no harm:
+    /// the request names the run.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The supervisor's thread has ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The name of who breaks it, or the reason, cannot be stored. Certain: nothing was changed.
+    #[error(transparent)]
+    Invalid(#[from] InvalidText),
+}
+
+impl From<QueryError> for BreakError {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Store(error) => Self::Store(error),
+            QueryError::Closed(closed) => Self::Closed(closed),
+        }
+    }
+}
+
 /// The supervisor has ended, because it was shut down or has failed. All its runs were cancelled.
 ///
 /// This is also the answer in a fork of the process that the supervisor lives in. Then nothing was sent, and nothing

@@ -59,6 +59,7 @@ pub(super) struct Plan {
     pub(super) looking_only: bool,
     pub(super) lazy: bool,
     pub(super) sweeping: bool,
+    pub(super) history_kept: Duration,
 }
 
 /// A supervisor that has started. Its actors already run; the caller has to run the watcher.
@@ -122,7 +123,8 @@ impl Plan {
         base.tell(self.listeners.clone());
         let queries = base.answer_queries(&pools);
         if self.sweeping {
-            let (sweeping, over) = (sweep_now_and_then(queries.clone()), base.over.clone());
+            let sweeping = sweep_now_and_then(queries.clone(), self.history_kept);
+            let over = base.over.clone();
             actix_rt::spawn(async move { over.run_until_cancelled(sweeping).await });
         }
         let (watching, watcher) = self.watch(&base);
@@ -155,6 +157,7 @@ impl Plan {
             host: Mutex::new(None),
             is_closing: AtomicBool::new(false),
             report,
+            history_kept: self.history_kept,
             origin: Origin::here(),
         };
         Ok(Started { inner, watcher, over, goodbyes })
