@@ -360,8 +360,12 @@ mod tests {
     fn a_longer_lease_works_wherever_the_supervisors_own_does() {
         let seconds = Duration::from_secs;
         let least = Settings { safety_margin: Some(seconds(30) / 20), ..Settings::default() };
-        let greatest = Settings { safety_margin: Some(seconds(15)), ..Settings::default() };
-        let slow = Settings { renew_interval: Some(seconds(12)), ..Settings::default() };
+        let greatest = Settings {
+            safety_margin: Some(seconds(15)),
+            renew_interval: Some(seconds(3)),
+            ..Settings::default()
+        };
+        let slow = Settings { renew_interval: Some(seconds(11)), ..Settings::default() };
         for settings in [Settings::default(), least, greatest, slow] {
             let of_all = settings.check().unwrap();
             assert_eq!(of_all.with_ttl(of_all.ttl()), Ok(of_all));
