@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+/// By default no run renews less often.
+pub(crate) const LONGEST_DEFAULT_RENEW_INTERVAL: Duration = Duration::from_secs(20);
+
 /// The durations that a user may set. `None` takes the default.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
@@ -89,11 +92,6 @@ impl Timing {
         self.stuck_limit
     }
 
-    /// The shortest safety margin that a lease of this ttl can have.
-    pub(crate) fn least_safety_margin(ttl: Duration) -> Duration {
-        (ttl / 20).max(Settings::LEAST_PART)
-    }
-
     /// The same for one run whose lease lasts longer. The margin grows with the lease, and so does the interval, up to
     /// 20 s. The time-outs stay the supervisor's, because all its runs share their statements.
     ///
@@ -106,7 +104,7 @@ impl Timing {
         }
         between("ttl", ttl, Settings::LEAST_TTL, Settings::GREATEST_TTL, Settings::BOUNDS_OF_TTL)?;
         let factor = ttl.as_secs_f64() / self.ttl.as_secs_f64();
-        let longest_interval = self.renew_interval.max(Settings::LONGEST_DEFAULT_INTERVAL).min(ttl / 2);
+        let longest_interval = self.renew_interval.max(LONGEST_DEFAULT_RENEW_INTERVAL).min(ttl / 2);
         let timing = Self {
             ttl,
             safety_margin: whole_millis(self.safety_margin.mul_f64(factor)).clamp(ttl / 20, ttl / 2),
@@ -115,6 +113,11 @@ impl Timing {
         };
         check_relations(&timing)?;
         Ok(timing)
+    }
+
+    /// The shortest safety margin that a lease of this ttl can have.
+    pub(crate) fn least_safety_margin(ttl: Duration) -> Duration {
+        (ttl / 20).max(Settings::LEAST_PART)
     }
 
     /// The same but for the grace of one run.
@@ -178,7 +181,6 @@ impl Settings {
     const LEAST_TTL: Duration = Duration::from_secs(1);
     const GREATEST_TTL: Duration = Duration::from_secs(24 * 3600);
     const BOUNDS_OF_TTL: &str = "1 second and 24 hours";
-    pub(crate) const LONGEST_DEFAULT_INTERVAL: Duration = Duration::from_secs(20);
     const GREATEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
     /// If a duration were shorter, an ordinary round trip or a busy machine would look like an outage.
     const LEAST_PART: Duration = Duration::from_millis(20);
@@ -190,7 +192,7 @@ impl Settings {
         let timing = Timing {
             ttl,
             safety_margin: whole_millis(self.safety_margin.unwrap_or(ttl / 5)),
-            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(Self::LONGEST_DEFAULT_INTERVAL)),
+            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(LONGEST_DEFAULT_RENEW_INTERVAL)),
             renew_timeout: self.renew_timeout.unwrap_or(
                 (ttl / Timing::RENEW_TIMEOUTS_IN_A_TTL).min(Timing::LONGEST_DEFAULT_RENEW_TIMEOUT),
             ),
@@ -358,8 +360,12 @@ mod tests {
     fn a_longer_lease_works_wherever_the_supervisors_own_does() {
         let seconds = Duration::from_secs;
         let least = Settings { safety_margin: Some(seconds(30) / 20), ..Settings::default() };
-        let greatest = Settings { safety_margin: Some(seconds(15)), ..Settings::default() };
-        let slow = Settings { renew_interval: Some(seconds(12)), ..Settings::default() };
+        let greatest = Settings {
+            safety_margin: Some(seconds(15)),
+            renew_interval: Some(seconds(3)),
+            ..Settings::default()
+        };
+        let slow = Settings { renew_interval: Some(seconds(11)), ..Settings::default() };
         for settings in [Settings::default(), least, greatest, slow] {
             let of_all = settings.check().unwrap();
             assert_eq!(of_all.with_ttl(of_all.ttl()), Ok(of_all));

@@ -24,7 +24,7 @@ use crate::{
         means::{Preparation, is_prepared},
         query::{Queries, Query},
         registry::{Drain, Farewell, Registry, Shutdown, ShutdownReport},
-        sweeping::{SWEEP_BATCH, sweep_history},
+        sweeping::SWEEP_BATCH,
         watching::Watching,
     },
     clock::SharedClock,
@@ -34,7 +34,7 @@ use crate::{
     event::{EventSource, RunEvent},
     origin::Origin,
     session::{Label, NodeId, RunId, SessionKey, SessionStatus},
-    store::{HistoryPage, Page, SharedStore},
+    store::{HistoryPage, Page, SharedStore, StoreError},
     watch::{Observed, Standby},
 };
 
@@ -303,7 +303,7 @@ impl LeaseSupervisor {
     /// [`history_kept`](LeaseSupervisorBuilder::history_kept). They are not counted. If this supervisor may not, they
     /// stay.
     ///
-    /// The supervisor does this by itself about once an hour, unless
+    /// The supervisor does all this by itself about once an hour, unless
     /// [`sweeping`](LeaseSupervisorBuilder::sweeping) is off.
     ///
     /// # Errors
@@ -320,9 +320,24 @@ impl LeaseSupervisor {
                 break;
             }
         }
-        let inner = self.inner()?;
-        while sweep_history(&inner.queries, inner.history_kept).await? {}
+        self.sweep_history().await?;
         Ok(removed)
+    }
+
+    async fn sweep_history(&self) -> Result<(), QueryError> {
+        let inner = self.inner()?;
+        loop {
+            let sweep = |reply| Query::SweepHistory(inner.history_kept, SWEEP_BATCH, reply);
+            match inner.queries.ask(sweep).await {
+                Ok(some) if some < u64::from(SWEEP_BATCH) => return Ok(()),
+                Ok(_) => {}
+                Err(QueryError::Store(error @ StoreError::PermissionDenied { .. })) => {
+                    tracing::warn!(%error, "the history was not swept");
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// What happens to the runs of this supervisor from now on. The stream ends with the supervisor.

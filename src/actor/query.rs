@@ -47,10 +47,10 @@ pub(crate) enum Query {
     History(HistoryPage, Reply<History>),
     Break(BreakLease, Reply<BreakOutcome>),
     Sweep(u32, Reply<u64>),
-    /// Removes runs that have been over for this long, at most so many.
-    SweepHistory(Duration, u32, Reply<u64>),
     /// Like `Sweep`, but nobody needs it: it is not repeated, and removes nothing while another process sweeps.
     SweepInTurn(u32, Reply<u64>),
+    /// Removes runs that have been over for this long, at most so many.
+    SweepHistory(Duration, u32, Reply<u64>),
     Probe(Reply<()>),
 }
 
@@ -319,8 +319,9 @@ impl Query {
             Self::Standby(reply) => reply.is_canceled(),
             Self::History(_, reply) => reply.is_canceled(),
             Self::Break(_, reply) => reply.is_canceled(),
-            Self::SweepHistory(.., reply) => reply.is_canceled(),
-            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) => reply.is_canceled(),
+            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) | Self::SweepHistory(.., reply) => {
+                reply.is_canceled()
+            }
             Self::Probe(reply) => reply.is_canceled(),
         }
     }
@@ -336,8 +337,9 @@ impl Query {
             Self::Standby(reply) => drop(reply.send(Err(error))),
             Self::History(_, reply) => drop(reply.send(Err(error))),
             Self::Break(_, reply) => drop(reply.send(Err(error))),
-            Self::SweepHistory(.., reply) => drop(reply.send(Err(error))),
-            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) => drop(reply.send(Err(error))),
+            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) | Self::SweepHistory(.., reply) => {
+                drop(reply.send(Err(error)));
+            }
             Self::Probe(reply) => drop(reply.send(Err(error))),
         }
     }

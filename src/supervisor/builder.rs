@@ -42,9 +42,9 @@ pub struct LeaseSupervisorBuilder {
     connections: Connections,
     hints: bool,
     looking_only: bool,
-    history_kept: Duration,
     lazy: bool,
     sweeping: bool,
+    history_kept: Duration,
     checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
@@ -72,9 +72,9 @@ impl LeaseSupervisorBuilder {
             connections: Connections::default(),
             hints: true,
             looking_only: false,
-            history_kept: Self::DEFAULT_HISTORY_KEPT,
             lazy: false,
             sweeping: true,
+            history_kept: Self::DEFAULT_HISTORY_KEPT,
             checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
@@ -248,13 +248,6 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// How long a run stays in the [history](LeaseSupervisor::history) after its end. A
-    /// [sweep](LeaseSupervisor::sweep) then removes it. Default: 7 days.
-    pub fn history_kept(mut self, kept: Duration) -> Self {
-        self.history_kept = kept;
-        self
-    }
-
     /// Whether the supervisor removes the rows of long expired leases by itself, like
     /// [`sweep`](LeaseSupervisor::sweep). Default: `true`. A supervisor that only looks never does it.
     ///
@@ -286,6 +279,13 @@ impl LeaseSupervisorBuilder {
     /// does.
     pub fn lazy(mut self, lazy: bool) -> Self {
         self.lazy = lazy;
+        self
+    }
+
+    /// How long a run stays in the [history](LeaseSupervisor::history) after its end. A
+    /// [sweep](LeaseSupervisor::sweep) then removes it. Default: 7 days.
+    pub fn history_kept(mut self, kept: Duration) -> Self {
+        self.history_kept = kept;
         self
     }
 
@@ -392,9 +392,9 @@ impl LeaseSupervisorBuilder {
             listeners: self.listeners,
             hints: self.hints,
             looking_only: self.looking_only,
-            history_kept: self.history_kept,
             lazy: self.lazy,
             sweeping: self.sweeping && !self.looking_only,
+            history_kept: self.history_kept,
         })
     }
 }

@@ -23,7 +23,7 @@ use super::Registry;
 use crate::{
     actor::query::{Queries, Query},
     backoff::backoff,
-    config::{Settings, Timing},
+    config::{LONGEST_DEFAULT_RENEW_INTERVAL, Timing},
     error::QueryError,
     session::{Holder, Reason, Requester, RunId, SessionKey, SessionStatus},
     store::{BreakLease, BreakOutcome, StoreError},
@@ -161,7 +161,7 @@ impl Breaking {
 /// may take.
 fn watch_for(holder: &Holder, renew_interval: Option<Duration>) -> Duration {
     let longest_ttl = holder.expires_at.duration_since(holder.since).unwrap_or(holder.expires_in);
-    let interval = renew_interval.unwrap_or((longest_ttl / 4).min(Settings::LONGEST_DEFAULT_INTERVAL));
+    let interval = renew_interval.unwrap_or((longest_ttl / 4).min(LONGEST_DEFAULT_RENEW_INTERVAL));
     let timeout = (longest_ttl / Timing::RENEW_TIMEOUTS_IN_A_TTL).min(Timing::LONGEST_DEFAULT_RENEW_TIMEOUT);
     interval.mul_f64(1.1) + timeout
 }
