@@ -113,40 +113,6 @@ impl EndReason {
         Self::Failed { reason: printable_start(error.to_string().trim(), LONGEST_FAILURE) }
     }
 
-    /// What the history keeps of the reason.
-    pub(crate) fn to_record(&self) -> RecordedReason {
-        let (word, by, why) = match self {
-            Self::Completed => ("completed", None, None),
-            Self::Failed { reason } => ("failed", None, Some(reason.clone())),
-            Self::Dropped => ("dropped", None, None),
-            Self::Panicked => ("panicked", None, None),
-            Self::Stopped { by, reason } => ("stopped", by.clone(), reason.clone()),
-            Self::Shutdown => ("shutdown", None, None),
-            Self::TimedOut { limit } => ("timed_out", None, Some(limit.to_record())),
-            Self::Superseded => ("superseded", None, None),
-            Self::Expired => ("expired", None, None),
-            Self::Unconfirmed => ("unconfirmed", None, None),
-        };
-        RecordedReason { word, by, why }
-    }
-
-    /// Reads what the history has kept. `None` for a reason that this release does not know.
-    pub(crate) fn of_record(word: &str, by: Option<String>, why: Option<String>) -> Option<Self> {
-        Some(match word {
-            "completed" => Self::Completed,
-            "failed" => Self::Failed { reason: why.unwrap_or_default() },
-            "dropped" => Self::Dropped,
-            "panicked" => Self::Panicked,
-            "stopped" => Self::Stopped { by, reason: why },
-            "shutdown" => Self::Shutdown,
-            "timed_out" => Self::TimedOut { limit: Limit::of_record(&why?)? },
-            "superseded" => Self::Superseded,
-            "expired" => Self::Expired,
-            "unconfirmed" => Self::Unconfirmed,
-            _ => return None,
-        })
-    }
-
     /// [`Stopped`](Self::Stopped), by somebody with this name, for this reason.
     pub fn stopped(by: Option<String>, reason: Option<String>) -> Self {
         Self::Stopped { by, reason }
@@ -159,35 +125,6 @@ impl EndReason {
 
     pub(crate) fn asked(request: &StopRequest) -> Self {
         Self::stopped(request.by.clone(), request.reason.clone())
-    }
-}
-
-/// A reason as the history keeps it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RecordedReason {
-    pub(crate) word: &'static str,
-    /// Who asked the run to stop.
-    pub(crate) by: Option<String>,
-    /// Why it was asked to stop, how it failed, or which limit it reached.
-    pub(crate) why: Option<String>,
-}
-
-impl Limit {
-    fn to_record(self) -> String {
-        match self {
-            Self::MaxDuration(limit) => format!("max_duration {} ms", limit.as_millis()),
-            Self::MaxSilence(limit) => format!("max_silence {} ms", limit.as_millis()),
-        }
-    }
-
-    fn of_record(text: &str) -> Option<Self> {
-        let (word, millis) = text.strip_suffix(" ms")?.split_once(' ')?;
-        let limit = Duration::from_millis(millis.parse().ok()?);
-        match word {
-            "max_duration" => Some(Self::MaxDuration(limit)),
-            "max_silence" => Some(Self::MaxSilence(limit)),
-            _ => None,
-        }
     }
 }
 
@@ -234,31 +171,3 @@ impl fmt::Display for EndReason {
 
 /// Lets work use `?` to return the reason why one of its [`Task`](crate::Task)s was cut short.
 impl std::error::Error for EndReason {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_reason_reads_back_from_its_record() {
-        let text = || Some("it's over".to_owned());
-        for reason in [
-            EndReason::Completed,
-            EndReason::Failed { reason: "no disk".to_owned() },
-            EndReason::Dropped,
-            EndReason::Panicked,
-            EndReason::Stopped { by: text(), reason: None },
-            EndReason::Stopped { by: None, reason: text() },
-            EndReason::Shutdown,
-            EndReason::TimedOut { limit: Limit::MaxDuration(Duration::from_millis(1_500)) },
-            EndReason::TimedOut { limit: Limit::MaxSilence(Duration::from_secs(60)) },
-            EndReason::Superseded,
-            EndReason::Expired,
-            EndReason::Unconfirmed,
-        ] {
-            let RecordedReason { word, by, why } = reason.to_record();
-            assert_eq!(EndReason::of_record(word, by, why), Some(reason));
-        }
-        assert_eq!(EndReason::of_record("bored", None, None), None);
-    }
-}

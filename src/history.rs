@@ -132,19 +132,6 @@ impl Ending {
     pub fn changed(by: Option<String>) -> Self {
         Self::Changed { by }
     }
-
-    /// Reads what a database has recorded.
-    pub(crate) fn of(how: &str, reason: Option<&str>, by: Option<String>, why: Option<String>) -> Self {
-        match how {
-            "released" => Self::Released { why: reason.and_then(|word| EndReason::of_record(word, by, why)) },
-            "taken_over" => Self::TakenOver,
-            "broken" => Self::Broken { by, reason: why },
-            "swept" => Self::Swept,
-            "deleted" => Self::Deleted { by },
-            "changed" => Self::Changed { by },
-            other => Self::Other { word: other.to_owned() },
-        }
-    }
 }
 
 impl fmt::Display for Ending {

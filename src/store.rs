@@ -93,6 +93,8 @@ pub mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod record;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod schema;
 #[cfg(feature = "sqlite")]
 mod sqlite;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use support::{
     NEWEST_SCHEMA,
     backend::Backend,
-    client::{Client, MARGIN, TTL, acquire, key, renew},
+    client::{Client, acquire, key, renew},
 };
 use tenure::{
     EndReason, Ending, RunId,
@@ -363,7 +363,13 @@ mod on_sqlite {
     use sqlx::{AssertSqlSafe, Row as _, SqliteConnection};
     use tenure::store::SqliteStore;
 
-    use super::{support::sqlite_backend::SqliteBackend, *};
+    use super::{
+        support::{
+            client::{MARGIN, TTL},
+            sqlite_backend::SqliteBackend,
+        },
+        *,
+    };
 
     #[tokio::test]
     async fn a_database_may_be_without_a_history() {

@@ -7,10 +7,7 @@ use super::{
     swallow,
     wording::Worded as _,
 };
-use crate::{
-    end::{EndReason, RecordedReason},
-    store::{Release, ReleaseOutcome, StoreError},
-};
+use crate::store::{Release, ReleaseOutcome, StoreError, record::RecordedReason};
 
 pub(super) const RELEASE: &str = include_str!("release.sql");
 
@@ -22,7 +19,7 @@ pub(super) async fn release(
         return Ok(Vec::new());
     }
     let mut reasons: Vec<_> =
-        items.iter().map(|item| item.reason.as_ref().map(EndReason::to_record)).collect();
+        items.iter().map(|item| item.reason.as_ref().map(RecordedReason::from)).collect();
     let mut rows = connection.fetch(&statement(items, &reasons)).await;
     if let Err(StoreError::Unstorable { .. }) = rows {
         reasons = reasons.into_iter().map(|reason| reason.map(|reason| reason.in_ascii())).collect();

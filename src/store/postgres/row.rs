@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::connection::Connection;
 use crate::{
-    history::{Ending, PastRun},
+    history::PastRun,
     session::{FencingToken, Holder, Label, RunPhase, SessionKey, StopRequest},
-    store::{Grant, Renewed, StoreError},
+    store::{Grant, Renewed, StoreError, record},
 };
 
 /// The item that a row answers, counted from zero.
@@ -75,7 +75,7 @@ pub(super) fn past_run(connection: &Connection, row: &PgRow) -> Result<PastRun, 
         until: instant(connection, connection.read(row, "ended_at")?)?,
         waited: waited.map(|millis| Duration::from_millis(millis.try_into().unwrap_or(0))),
         stop: stop(connection, row)?,
-        ending: Ending::of(connection.read(row, "how")?, connection.read(row, "end_reason")?, by, why),
+        ending: record::ending(connection.read(row, "how")?, connection.read(row, "end_reason")?, by, why),
     })
 }
 

@@ -4,9 +4,8 @@
 //! for people must not cost a lease (invariant I12).
 
 use crate::{
-    end::RecordedReason,
     session::{Label, Reason, Requester, RunPhase},
-    store::{Acquire, BreakLease, Renew, StopRun},
+    store::{Acquire, BreakLease, Renew, StopRun, record::RecordedReason},
 };
 
 /// An item that contains texts for people.

@@ -11,10 +11,7 @@ use super::{
     history::{self, Presence},
     read, swallow,
 };
-use crate::{
-    end::EndReason,
-    store::{Release, ReleaseOutcome},
-};
+use crate::store::{Release, ReleaseOutcome, record::RecordedReason};
 
 pub(super) const RELEASE: &str = include_str!("release.sql");
 
@@ -70,7 +67,7 @@ async fn find_undeleted(
 }
 
 fn item(Release { key, run_id, reason }: &Release) -> Value {
-    let reason = reason.as_ref().map(EndReason::to_record);
+    let reason = reason.as_ref().map(RecordedReason::from);
     json!({
         "account": key.account(),
         "session": key.session(),

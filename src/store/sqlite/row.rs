@@ -10,8 +10,9 @@ use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::failure::Failure;
 use crate::{
-    history::{Ending, PastRun},
+    history::PastRun,
     session::{FencingToken, Holder, Label, RunPhase, StopRequest},
+    store::record,
 };
 
 pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
@@ -42,7 +43,7 @@ pub(super) fn past_run(row: &SqliteRow) -> Result<PastRun, Failure> {
         until: instant(row, "ended_at")?,
         waited: waited.map(|millis| Duration::from_millis(millis.try_into().unwrap_or(0))),
         stop: stop(row)?,
-        ending: Ending::of(row.try_get("how")?, reason, by, why),
+        ending: record::ending(row.try_get("how")?, reason, by, why),
     })
 }
 
