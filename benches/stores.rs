@@ -7,8 +7,8 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
 use tenure::{
-    Label, LeaseSupervisor, NodeId, RunId, RunPhase, RunStage, SessionKey,
-    store::{self, Acquire, Bounds, LeaseConnection, Release, Renew},
+    EndReason, Label, LeaseSupervisor, NodeId, RunId, RunPhase, RunStage, SessionKey,
+    store::{self, Acquire, Bounds, KeepHistory, LeaseConnection, Release, Renew},
 };
 use tokio::runtime::Runtime;
 
@@ -71,9 +71,13 @@ fn verbs(c: &mut Criterion, runtime: &Runtime, backend: &str, url: &str) {
     let mut connection = runtime.block_on(store.connect(bounds)).expect("it answers");
     let key = SessionKey::new("bench", "verbs").expect("within bounds");
 
-    c.bench_function(&format!("{backend}/acquire and release: two statements"), |b| {
-        b.iter(|| runtime.block_on(acquire_and_release(connection.as_mut(), &key)));
-    });
+    // The same twice: what the history costs is the ratio of the two.
+    for (history, name) in [(KeepHistory::No, ", without a history"), (KeepHistory::Yes, "")] {
+        runtime.block_on(tenure::migrate_with(url, history)).expect("it may be migrated");
+        c.bench_function(&format!("{backend}/acquire and release: two statements{name}"), |b| {
+            b.iter(|| runtime.block_on(acquire_and_release(connection.as_mut(), &key)));
+        });
+    }
     let run_id = RunId::random();
     runtime.block_on(connection.acquire(&[acquire(&key, run_id)])).expect("it answers");
     let renew = Renew {
@@ -106,7 +110,10 @@ fn verbs(c: &mut Criterion, runtime: &Runtime, backend: &str, url: &str) {
 async fn acquire_and_release(connection: &mut dyn LeaseConnection, key: &SessionKey) {
     let run_id = RunId::random();
     connection.acquire(&[acquire(key, run_id)]).await.expect("it answers");
-    connection.release(&[Release { key: key.clone(), run_id }]).await.expect("it answers");
+    connection
+        .release(&[Release { key: key.clone(), run_id, reason: Some(EndReason::Completed) }])
+        .await
+        .expect("it answers");
 }
 
 fn acquire(key: &SessionKey, run_id: RunId) -> Acquire {

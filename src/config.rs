@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+/// By default no run renews less often.
+pub(crate) const LONGEST_DEFAULT_RENEW_INTERVAL: Duration = Duration::from_secs(20);
+
 /// The durations that a user may set. `None` takes the default.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
@@ -101,7 +104,7 @@ impl Timing {
         }
         between("ttl", ttl, Settings::LEAST_TTL, Settings::GREATEST_TTL, Settings::BOUNDS_OF_TTL)?;
         let factor = ttl.as_secs_f64() / self.ttl.as_secs_f64();
-        let longest_interval = self.renew_interval.max(Settings::LONGEST_DEFAULT_INTERVAL).min(ttl / 2);
+        let longest_interval = self.renew_interval.max(LONGEST_DEFAULT_RENEW_INTERVAL).min(ttl / 2);
         let timing = Self {
             ttl,
             safety_margin: whole_millis(self.safety_margin.mul_f64(factor)).clamp(ttl / 20, ttl / 2),
@@ -110,6 +113,11 @@ impl Timing {
         };
         check_relations(&timing)?;
         Ok(timing)
+    }
+
+    /// The shortest safety margin that a lease of this ttl can have.
+    pub(crate) fn least_safety_margin(ttl: Duration) -> Duration {
+        (ttl / 20).max(Settings::LEAST_PART)
     }
 
     /// The same but for the grace of one run.
@@ -173,7 +181,6 @@ impl Settings {
     const LEAST_TTL: Duration = Duration::from_secs(1);
     const GREATEST_TTL: Duration = Duration::from_secs(24 * 3600);
     const BOUNDS_OF_TTL: &str = "1 second and 24 hours";
-    const LONGEST_DEFAULT_INTERVAL: Duration = Duration::from_secs(20);
     const GREATEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
     /// If a duration were shorter, an ordinary round trip or a busy machine would look like an outage.
     const LEAST_PART: Duration = Duration::from_millis(20);
@@ -185,7 +192,7 @@ impl Settings {
         let timing = Timing {
             ttl,
             safety_margin: whole_millis(self.safety_margin.unwrap_or(ttl / 5)),
-            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(Self::LONGEST_DEFAULT_INTERVAL)),
+            renew_interval: self.renew_interval.unwrap_or((ttl / 4).min(LONGEST_DEFAULT_RENEW_INTERVAL)),
             renew_timeout: self.renew_timeout.unwrap_or(
                 (ttl / Timing::RENEW_TIMEOUTS_IN_A_TTL).min(Timing::LONGEST_DEFAULT_RENEW_TIMEOUT),
             ),
@@ -209,7 +216,8 @@ fn check_relations(timing: &Timing) -> Result<(), ConfigError> {
         stuck_limit,
     } = *timing;
     let least = Settings::LEAST_PART;
-    between("safety_margin", safety_margin, (ttl / 20).max(least), ttl / 2, "ttl/20 and ttl/2")?;
+    let least_margin = Timing::least_safety_margin(ttl);
+    between("safety_margin", safety_margin, least_margin, ttl / 2, "ttl/20 and ttl/2")?;
     between("renew_interval", renew_interval, least, ttl / 2, "20 ms and ttl/2")?;
     between("renew_timeout", renew_timeout, least, ttl / 4, "20 ms and ttl/4")?;
     between("acquire_timeout", acquire_timeout, least, Settings::GREATEST_TTL, "20 ms and 24 hours")?;
@@ -352,8 +360,12 @@ mod tests {
     fn a_longer_lease_works_wherever_the_supervisors_own_does() {
         let seconds = Duration::from_secs;
         let least = Settings { safety_margin: Some(seconds(30) / 20), ..Settings::default() };
-        let greatest = Settings { safety_margin: Some(seconds(15)), ..Settings::default() };
-        let slow = Settings { renew_interval: Some(seconds(12)), ..Settings::default() };
+        let greatest = Settings {
+            safety_margin: Some(seconds(15)),
+            renew_interval: Some(seconds(3)),
+            ..Settings::default()
+        };
+        let slow = Settings { renew_interval: Some(seconds(11)), ..Settings::default() };
         for settings in [Settings::default(), least, greatest, slow] {
             let of_all = settings.check().unwrap();
             assert_eq!(of_all.with_ttl(of_all.ttl()), Ok(of_all));

@@ -9,6 +9,7 @@ use crate::{
     limits::Shortage,
     session::{Holder, InvalidText},
     store::StoreError,
+    text::printable_name,
 };
 
 /// Why a session was not acquired.
@@ -22,9 +23,9 @@ pub enum AcquireError {
     #[error("{0}")]
     Busy(Box<Busy>),
     /// The account has as many runs as the request allows
-    /// ([`limit_per_account`](crate::request::AcquireBuilder::limit_per_account)). Certain: nothing was acquired. Nobody held
-    /// the session itself.
-    #[error("the account {account} has {running} runs, and may have {limit}")]
+    /// ([`limit_per_account`](crate::request::AcquireBuilder::limit_per_account)). Certain: nothing was acquired.
+    /// Nobody held the session itself.
+    #[error("the account {} has {running} runs, and may have {limit}", printable_name(account))]
     #[non_exhaustive]
     AccountLimit {
         /// The account of the session.
@@ -211,6 +212,32 @@ pub enum StopError {
 }
 
 impl From<QueryError> for StopError {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Store(error) => Self::Store(error),
+            QueryError::Closed(closed) => Self::Closed(closed),
+        }
+    }
+}
+
+/// Why a lease is not known to have been broken.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum BreakError {
+    /// The database gave no usable answer, or the row stayed locked. If the error is
+    /// [uncertain](StoreError::is_uncertain), the lease may have been broken all the same. Asking again does no harm:
+    /// the request names the run.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The supervisor's thread has ended.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// The name of who breaks it, or the reason, cannot be stored. Certain: nothing was changed.
+    #[error(transparent)]
+    Invalid(#[from] InvalidText),
+}
+
+impl From<QueryError> for BreakError {
     fn from(error: QueryError) -> Self {
         match error {
             QueryError::Store(error) => Self::Store(error),

@@ -118,8 +118,8 @@
 //! - **I11** *Connections come before the grant.* A session is granted only while the connections that will renew and
 //!   release it are open. Connecting has its own time-out, takes no time from a statement, and begins before a
 //!   connection is needed. If a connection cannot be had, the caller learns it before its work starts.
-//! - **I12** *Nothing incidental costs a lease*: labels, phases, reasons, hints, events, watchers. If one of them
-//!   fails, it fails alone.
+//! - **I12** *Nothing incidental costs a lease*: labels, phases, reasons, hints, events, watchers, the history. If one
+//!   of them fails, it fails alone.
 //! - **I13** *A certain loss leaves no grace.* Once it is known that the row belongs to another run, is gone, or is too
 //!   near its expiry to be renewed again, another run may be at work. This run's work is then dropped or killed at
 //!   once.
@@ -230,6 +230,7 @@ mod end;
 mod error;
 mod event;
 pub mod fence_gate;
+mod history;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod host;
 mod lease;
@@ -255,15 +256,18 @@ pub mod web;
 pub use actor::registry::{EndedRun, ShutdownReport};
 pub use config::{ConfigError, Timing};
 pub use end::{EndReason, Ended, Limit};
-pub use error::{AcquireError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
+pub use error::{AcquireError, BreakError, Busy, Closed, QueryError, ScopeError, StartError, StopError};
 pub use event::{RunEvent, RunRef};
+pub use history::{Ending, History, PastRun};
 pub use run::{Run, RunContext, ScopeHandle, Task};
 pub use session::{
     FencingToken, Holder, InvalidFence, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey,
     SessionState, SessionStatus, StopRequest,
 };
 pub use store::StoreError;
-pub use supervisor::{Asked, Connections, LeaseSupervisor, LeaseSupervisorBuilder, StopAnswer};
+pub use supervisor::{
+    Asked, BreakAnswer, BrokenLease, Connections, LeaseSupervisor, LeaseSupervisorBuilder, StopAnswer,
+};
 pub use watch::{Observed, Standby};
 // Their types are in the signatures of this crate.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -274,7 +278,7 @@ pub use {actix, futures, tokio_util, tracing, uuid};
 
 /// Requests with options. [`LeaseSupervisor`] makes them, and awaiting one sends it.
 pub mod request {
-    pub use crate::supervisor::{AcquireBuilder, ListBuilder, StopBuilder};
+    pub use crate::supervisor::{AcquireBuilder, BreakBuilder, HistoryBuilder, ListBuilder, StopBuilder};
 }
 
 /// Creates the schema in the database of this URL, or brings it up to date. Several processes may call this at the same
@@ -289,8 +293,20 @@ pub mod request {
 /// # Cancel safety
 /// The schema is applied as a whole or not at all.
 pub async fn migrate(url: &str) -> Result<store::Migrated, StoreError> {
+    migrate_with(url, store::KeepHistory::AsItIs).await
+}
+
+/// Like [`migrate`], with or without the [history](LeaseSupervisor::history) of runs. This also adds the history to a
+/// database that was without it, or removes it with all that it has recorded.
+///
+/// # Errors
+/// As [`migrate`].
+///
+/// # Cancel safety
+/// As [`migrate`].
+pub async fn migrate_with(url: &str, history: store::KeepHistory) -> Result<store::Migrated, StoreError> {
     let store = store::open(url)?;
-    apart::run(store.location(), store.migrate()).await?
+    apart::run(store.location(), store.migrate_with(history)).await?
 }
 
 /// The code in the README and the pages, compiled as doctests.

@@ -13,4 +13,4 @@ pub use key::{FencingToken, InvalidFence, NodeId, RunId, SessionKey};
 pub use status::{Holder, RunStage, SessionState, SessionStatus, Standby, StopRequest, UnknownStage};
 pub use texts::{InvalidText, Label, Reason, Requester, RunPhase};
 #[cfg(feature = "serde")]
-pub(crate) use wire::{from_millis, millis, rfc3339};
+pub(crate) use wire::{from_millis, millis, optional_millis, rfc3339};

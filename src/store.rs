@@ -59,6 +59,15 @@
 //!
 //! **release** deletes the row of this run. If there is no such row, that is an outcome, not an error.
 //!
+//! **break_lease** ends the lease of a run that is known to be dead: it sets `expires_at` to the database's clock. It does
+//! so only while the row is that run's, and still shows the expiry that the caller has watched. It checks that under the
+//! row's lock. So a run that has renewed keeps its lease. A run that lives after all finds its lease expired at its next
+//! renewal, and ends at once (invariants I5 and I13). This is the only way in which `expires_at` moves back.
+//!
+//! **history** reads runs that are over. A run is recorded by the statement that ends its row, whoever sends it: a
+//! release, a takeover, a break, a sweep, or a person. Renewals record nothing. If the record cannot be written, the
+//! statement succeeds without it (invariant I12). **sweep_history** removes old records.
+//!
 //! **sweep** deletes rows that expired at least [`SWEEP_AFTER`] ago, a bounded number per call. It checks the expiry
 //! again under each row's lock.
 //!
@@ -84,6 +93,8 @@ pub mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod record;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod schema;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -99,7 +110,7 @@ pub use contract::sealed;
 pub(crate) use contract::sealed;
 #[doc(hidden)]
 pub use contract::{Bounds, LeaseConnection, Listening, VerbKind};
-pub use contract::{LeaseStore, Migrated, SharedStore};
+pub use contract::{KeepHistory, LeaseStore, Migrated, SharedStore};
 pub use error::StoreError;
 #[doc(hidden)]
 pub use hints::{Hint, Listener};
@@ -107,8 +118,8 @@ pub use hints::{Hint, Listener};
 use item::untold;
 #[doc(hidden)]
 pub use item::{
-    Acquire, AcquireOutcome, Grant, Page, Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, StopOutcome,
-    StopRun,
+    Acquire, AcquireOutcome, BreakLease, BreakOutcome, Grant, HistoryPage, Page, Release, ReleaseOutcome,
+    Renew, RenewOutcome, Renewed, StopOutcome, StopRun,
 };
 #[cfg(feature = "testing")]
 pub use memory::MemoryStore;

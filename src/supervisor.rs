@@ -33,22 +33,26 @@ use crate::{
     error::{Closed, QueryError},
     event::{EventSource, RunEvent},
     origin::Origin,
-    session::{Label, NodeId, SessionKey, SessionStatus},
-    store::{Page, SharedStore},
+    session::{Label, NodeId, RunId, SessionKey, SessionStatus},
+    store::{HistoryPage, Page, SharedStore, StoreError},
     watch::{Observed, Standby},
 };
 
+mod breaking;
 mod builder;
 mod connections;
+mod history;
 mod local;
 mod looking;
 mod request;
 mod start;
 mod stop;
 
+pub use breaking::{BreakAnswer, BreakBuilder, BrokenLease};
 use builder::Authority;
 pub use builder::LeaseSupervisorBuilder;
 pub use connections::Connections;
+pub use history::HistoryBuilder;
 pub use request::{AcquireBuilder, ListBuilder};
 pub use stop::{Asked, StopAnswer, StopBuilder};
 
@@ -102,6 +106,7 @@ struct Inner {
     /// New runs are refused.
     is_closing: AtomicBool,
     report: Arc<OnceLock<ShutdownReport>>,
+    history_kept: Duration,
     origin: Origin,
 }
 
@@ -200,6 +205,63 @@ impl LeaseSupervisor {
         StopBuilder { supervisor: self.clone(), key: key.clone(), run_id: None, by: None, reason: None }
     }
 
+    /// Ends the lease of a run that is **known to be dead**: its machine has burnt, its process was killed. Otherwise the
+    /// session stays closed until the lease expires, which with a long ttl may take hours. The request is sent when it
+    /// is awaited.
+    ///
+    /// It names one run, and waits until that run's renewals have stopped for longer than it may take from one to the
+    /// next: for some seconds with a short ttl, and 27 s with a long one. A run that renews meanwhile is alive, and
+    /// keeps its lease ([`BreakAnswer::Renewing`]). After that the lease ends at once, and the next acquire gets the
+    /// session under a greater fence. It is recorded in the [history](Self::history), with who broke it and why.
+    ///
+    /// # What is risked
+    ///
+    /// A run that lives, but cannot reach the database, does not renew either. It keeps working until its own trust runs
+    /// out, and by then the next run may be at work. [`BrokenLease::may_act_until`] says until when. So be sure that
+    /// the run is dead. A resource that checks fencing tokens refuses a run that is not. A run that reaches the database
+    /// again finds its lease expired at its next renewal, and ends at once.
+    ///
+    /// # Errors
+    /// See [`BreakError`](crate::BreakError).
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up, unless the lease was just being broken.
+    ///
+    /// ```no_run
+    /// # use tenure::{BreakAnswer, LeaseSupervisor, RunId, SessionKey};
+    /// # async fn example(supervisor: LeaseSupervisor, key: SessionKey, dead: RunId) -> Result<(), Box<dyn std::error::Error>> {
+    /// match supervisor.break_lease(&key, dead).by("ann").reason("the machine has burnt").await? {
+    ///     BreakAnswer::Broken(broken) => println!("{} can be acquired again", broken.key),
+    ///     BreakAnswer::Renewing(holder) => println!("{} is alive: it has just renewed", holder.label),
+    ///     _ => println!("it does not hold the session"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn break_lease(&self, key: &SessionKey, run_id: RunId) -> BreakBuilder {
+        BreakBuilder {
+            supervisor: self.clone(),
+            key: key.clone(),
+            run_id,
+            by: None,
+            reason: None,
+            renew_interval: None,
+        }
+    }
+
+    /// Reads the runs of a session that are over, newest first: who, under which fence, from when to when, and how each
+    /// ended. Reads need no more than the right to read. If the database keeps no history, the answer says so. The
+    /// request is sent when it is awaited.
+    ///
+    /// # Errors
+    /// [`QueryError`] when the database does not answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub fn history(&self, key: &SessionKey) -> HistoryBuilder {
+        let page = HistoryPage { key: key.clone(), before: None, limit: HistoryBuilder::DEFAULT_LIMIT };
+        HistoryBuilder { supervisor: self.clone(), page }
+    }
+
     /// Watches a session. The stream first says how the session is now, then each change of its run, its stage, its
     /// phase or its request to stop, and its expiry. A renewal alone is no change. The stream ends with the supervisor.
     ///
@@ -237,7 +299,11 @@ impl LeaseSupervisor {
     /// Removes the rows that expired at least an hour ago ([`SWEEP_AFTER`](crate::store::SWEEP_AFTER)), and returns how
     /// many it removed. Rows that are left only take room: an expired row grants nothing.
     ///
-    /// The supervisor does this by itself about once an hour, unless
+    /// Also removes from the [history](Self::history) the runs that have been over for
+    /// [`history_kept`](LeaseSupervisorBuilder::history_kept). They are not counted. If this supervisor may not, they
+    /// stay.
+    ///
+    /// The supervisor does all this by itself about once an hour, unless
     /// [`sweeping`](LeaseSupervisorBuilder::sweeping) is off.
     ///
     /// # Errors
@@ -251,7 +317,25 @@ impl LeaseSupervisor {
             let some = self.inner()?.queries.ask(|reply| Query::Sweep(SWEEP_BATCH, reply)).await?;
             removed += some;
             if some < u64::from(SWEEP_BATCH) {
-                return Ok(removed);
+                break;
+            }
+        }
+        self.sweep_history().await?;
+        Ok(removed)
+    }
+
+    async fn sweep_history(&self) -> Result<(), QueryError> {
+        let inner = self.inner()?;
+        loop {
+            let sweep = |reply| Query::SweepHistory(inner.history_kept, SWEEP_BATCH, reply);
+            match inner.queries.ask(sweep).await {
+                Ok(some) if some < u64::from(SWEEP_BATCH) => return Ok(()),
+                Ok(_) => {}
+                Err(QueryError::Store(error @ StoreError::PermissionDenied { .. })) => {
+                    tracing::warn!(%error, "the history was not swept");
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
             }
         }
     }

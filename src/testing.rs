@@ -61,7 +61,7 @@ use crate::{
 
 mod values;
 
-pub use values::{busy, closed, ended, events, holder, run_ref, unavailable};
+pub use values::{busy, closed, ended, events, holder, past_run, run_ref, unavailable};
 
 /// Runs a test in virtual time, in a fresh actix system on the current thread.
 ///

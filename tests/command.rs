@@ -35,6 +35,8 @@ mod files;
 #[cfg(feature = "postgres")]
 #[path = "command/hidden.rs"]
 mod hidden;
+#[path = "command/history.rs"]
+mod history;
 #[cfg(feature = "sqlite")]
 #[path = "command/inheriting.rs"]
 mod inheriting;

@@ -299,7 +299,7 @@ impl Hammer {
         item.ttl = Duration::from_millis(fastrand::u64(1..30));
         let sent = SystemClock.now().as_nanos();
         // Of one that fails, too, nobody knows whether it was granted.
-        self.forgotten.push(Release { key: key.clone(), run_id });
+        self.forgotten.push(Release { key: key.clone(), run_id, reason: None });
         if let [AcquireOutcome::Granted(grant)] = &connection.acquire(&[item]).await?[..] {
             let received = SystemClock.now().as_nanos();
             let line = format!("{} {} {sent} {received}\n", key.session(), grant.fence);
@@ -324,7 +324,7 @@ impl Hammer {
             }
         }
         if fastrand::bool() {
-            connection.release(&[Release { key, run_id }]).await?;
+            connection.release(&[Release { key, run_id, reason: None }]).await?;
         }
         Ok(())
     }

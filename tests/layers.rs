@@ -15,6 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["fence_gate", "lease", "pin"],
     &["apart", "diagnosis", "error", "event", "host"],
     &["store"],
+    &["history"],
     &["caller", "config", "end", "process", "trace", "watch"],
     &["session"],
     &["backoff", "clock", "limits", "origin", "pulse", "text"],

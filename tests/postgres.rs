@@ -23,6 +23,7 @@ use tenure::{
 use tokio::sync::Barrier;
 
 use support::{
+    NEWEST_SCHEMA,
     backend::Backend,
     client::{BOUNDS, Client, acquire, key, renew},
     postgres::{Options, Server},
@@ -93,7 +94,7 @@ async fn a_locked_row_delays_nobody() {
         ),
         "{outcomes:?}"
     );
-    let items = ["l", "m", "n", "o"].map(|session| Release { key: key(session), run_id: run });
+    let items = ["l", "m", "n", "o"].map(|session| Release { key: key(session), run_id: run, reason: None });
     assert_eq!(
         client.raw().release(&items).await.expect("it waits for nobody"),
         [
@@ -308,7 +309,8 @@ async fn batches_in_any_order_never_deadlock() {
                     let items: Vec<_> = keys.iter().map(|key| renew(key, run)).collect();
                     client.raw().renew(&items).await.expect("no deadlock");
                     fastrand::shuffle(&mut keys);
-                    let items: Vec<_> = keys.into_iter().map(|key| Release { key, run_id: run }).collect();
+                    let items: Vec<_> =
+                        keys.into_iter().map(|key| Release { key, run_id: run, reason: None }).collect();
                     client.raw().release(&items).await.expect("no deadlock");
                 }
                 granted
@@ -450,7 +452,7 @@ async fn sixteen_processes_may_migrate_at_once() {
     for task in tasks {
         let migrated = task.await.expect("it ends").expect("it migrates");
         from_nothing += usize::from(migrated.from == 0);
-        assert_eq!(migrated.to, 1);
+        assert_eq!(migrated.to, NEWEST_SCHEMA);
     }
     assert_eq!(from_nothing, 1, "the others found it done");
 }
@@ -490,7 +492,10 @@ async fn a_schema_from_the_future_is_used_if_it_says_so_and_refused_otherwise() 
     for error in [backend.store().migrate().await.err(), refusal(&*backend.store()).await] {
         let error = error.expect("it is too new");
         assert!(
-            matches!(error, StoreError::SchemaTooNew { found: 8, compatible_from: 5, known: 1, .. }),
+            matches!(
+                error,
+                StoreError::SchemaTooNew { found: 8, compatible_from: 5, known: NEWEST_SCHEMA, .. }
+            ),
             "{error:?}"
         );
         assert!(error.to_string().contains("upgrade tenure"), "{error}");
@@ -580,7 +585,11 @@ async fn a_role_without_rights_learns_which_it_needs() {
         backend.execute(&format!("{grant} TO poor")).await;
     }
     let store = store(&url);
-    assert_eq!(store.migrate().await, Ok(Migrated::new(1, 1)), "nothing to create, no right needed");
+    assert_eq!(
+        store.migrate().await,
+        Ok(Migrated::new(NEWEST_SCHEMA, NEWEST_SCHEMA)),
+        "nothing to create, no right needed"
+    );
     let mut client = Client::connect(&*store).await;
     let (key, run) = (key("s"), RunId::random());
     client.granted(acquire(&key, run)).await;
@@ -607,7 +616,7 @@ async fn a_role_that_owns_the_schema_may_migrate() {
     database.server().role_with_password("owner", "s3cret").await;
     database.admin().await.execute("CREATE SCHEMA tenure AUTHORIZATION owner").await.expect("it creates");
     let migrated = store(&database.url_as("owner", "s3cret")).migrate().await;
-    assert_eq!(migrated, Ok(Migrated::new(0, 1)));
+    assert_eq!(migrated, Ok(Migrated::new(0, NEWEST_SCHEMA)));
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use support::{
+    NEWEST_SCHEMA,
     client::{Client, acquire, key, renew},
     postgres::{Database, Server},
 };
@@ -68,7 +69,7 @@ async fn a_role_needs_no_more_than_one_schema_and_its_search_path_matters_nowher
         .await
         .expect("it creates");
     let url = format!("{}?schema=agents", database.url_as("tenant", "s3cret"));
-    assert_eq!(tenure::migrate(&url).await, Ok(Migrated::new(0, 1)));
+    assert_eq!(tenure::migrate(&url).await, Ok(Migrated::new(0, NEWEST_SCHEMA)));
     let store = store::open(&url).expect("the URL is good");
     let mut client = Client::connect(&*store).await;
     let (key, run) = (key("s"), RunId::random());
@@ -109,7 +110,7 @@ async fn the_printed_schema_is_that_of_the_name() {
     assert!(!script.contains("tenure."), "{script}");
     database.admin().await.execute(AssertSqlSafe(script)).await.expect("it is SQL");
     let superuser = format!("{}?schema=by-hand", database.superuser_url());
-    assert_eq!(tenure::migrate(&superuser).await, Ok(Migrated::new(1, 1)));
+    assert_eq!(tenure::migrate(&superuser).await, Ok(Migrated::new(NEWEST_SCHEMA, NEWEST_SCHEMA)));
     assert!(denied(&*store).await.to_string().contains("GRANT USAGE ON SCHEMA \"by-hand\""));
 }
 
@@ -155,7 +156,7 @@ async fn statements_for_another_schema_are_prepared_once() {
         )
         .await
         .expect("it creates");
-    let item = store::Release { key, run_id: run };
+    let item = store::Release { key, run_id: run, reason: None };
     let told = client.raw().release(&[item]).await.expect_err("the trigger raises").to_string();
     assert!(told.contains("prepared 4"), "the probe, acquire, renew, release: {told}");
 }
@@ -333,7 +334,7 @@ async fn settings_of_sessions(database: &Database, url: &str) -> String {
     let mut client = Client::connect(&*store).await;
     let (key, run_id) = (key("settings"), RunId::random());
     client.granted(acquire(&key, run_id)).await;
-    let told = client.raw().release(&[store::Release { key: key.clone(), run_id }]).await;
+    let told = client.raw().release(&[store::Release { key: key.clone(), run_id, reason: None }]).await;
     assert!(matches!(client.acquire(acquire(&key, run_id)).await, AcquireOutcome::Granted(_)), "it lives on");
     told.expect_err("the trigger raises").to_string()
 }

@@ -25,6 +25,8 @@ use tenure::{
 };
 use tokio::sync::Barrier;
 
+/// The version that a migration brings a file to.
+const NEWEST_SCHEMA: u32 = 2;
 const TTL: Duration = Duration::from_secs(30);
 const BOUNDS: Bounds = Bounds { statement: Duration::from_secs(30), lock: Duration::from_secs(30) };
 
@@ -102,7 +104,7 @@ async fn one_of_many_racers_wins_and_every_loser_is_told_the_true_winner() {
                     start.wait().await;
                     let outcome = store.acquire(&[acquire("chat", run)]).await;
                     start.wait().await;
-                    let _ = store.release(&[Release { key: key("chat"), run_id: run }]).await;
+                    let _ = store.release(&[Release { key: key("chat"), run_id: run, reason: None }]).await;
                     // Judged after the race: a racer that panicked would leave the others waiting for it.
                     seen.push(outcome.map(|mut outcomes| match outcomes.remove(0) {
                         AcquireOutcome::Granted(grant) => Some((run, grant.fence)),
@@ -235,7 +237,7 @@ async fn sixteen_tasks_may_open_one_new_file_at_once() {
         for task in tasks {
             task.await.unwrap().unwrap();
         }
-        assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, 1);
+        assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, i64::from(NEWEST_SCHEMA));
     }
 }
 
@@ -266,7 +268,7 @@ async fn a_file_that_was_replaced_no_longer_rules() {
     // Certain: whoever comes next makes a new file. A renewal makes none.
     let lost = old.renew(&[renew("chat", run)]).await.unwrap_err();
     assert!(matches!(&lost, StoreError::Lost { detail, .. } if detail.contains("was removed")), "{lost}");
-    let gone = old.release(&[Release { key: key("chat"), run_id: run }]).await.unwrap();
+    let gone = old.release(&[Release { key: key("chat"), run_id: run, reason: None }]).await.unwrap();
     assert_eq!((gone, file.siblings()), (vec![ReleaseOutcome::NotFound], vec![]));
 
     let mut new = file.open().await;
@@ -476,9 +478,9 @@ async fn a_mode_that_may_not_create_creates_nothing() {
     }
 
     let migrated = file.store("?mode=rw").migrate().await.unwrap();
-    assert_eq!((migrated.from, migrated.to), (0, 1));
+    assert_eq!((migrated.from, migrated.to), (0, NEWEST_SCHEMA));
     let again = file.store("").migrate().await.unwrap();
-    assert_eq!((again.from, again.to), (1, 1));
+    assert_eq!((again.from, again.to), (NEWEST_SCHEMA, NEWEST_SCHEMA));
     granted(&mut *file.store("?mode=rw").connect(BOUNDS).await.unwrap(), "chat", RunId::random()).await;
 }
 
@@ -500,7 +502,7 @@ async fn a_read_only_connection_reads_and_its_writes_are_denied() {
     for denied in [
         reader.acquire(&[acquire("other", RunId::random())]).await.unwrap_err(),
         reader.renew(&[renew("chat", run)]).await.unwrap_err(),
-        reader.release(&[Release { key: key("chat"), run_id: run }]).await.unwrap_err(),
+        reader.release(&[Release { key: key("chat"), run_id: run, reason: None }]).await.unwrap_err(),
     ] {
         assert!(matches!(denied, StoreError::PermissionDenied { .. }), "{denied:?}");
         assert!(denied.to_string().contains("mode=ro"), "{denied}");
@@ -569,17 +571,20 @@ async fn a_schema_from_the_future_is_accepted_only_while_it_is_compatible() {
     let migrated = file.store("").migrate().await.unwrap();
     assert_eq!((migrated.from, migrated.to), (9, 9));
 
-    file.execute("UPDATE tenure_migration SET compatible_from = 2 WHERE version = 9").await;
+    file.execute("UPDATE tenure_migration SET compatible_from = 9 WHERE version = 9").await;
     for query in ["", "?mode=rw", "?mode=ro"] {
         for refused in [refusal(&file.store(query)).await, file.store(query).migrate().await.unwrap_err()] {
             assert!(
-                matches!(refused, StoreError::SchemaTooNew { found: 9, compatible_from: 2, known: 1, .. }),
+                matches!(
+                    refused,
+                    StoreError::SchemaTooNew { found: 9, compatible_from: 9, known: NEWEST_SCHEMA, .. }
+                ),
                 "{refused:?}"
             );
             assert!(refused.to_string().contains("upgrade tenure"), "{refused}");
         }
     }
-    assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, 2);
+    assert_eq!(file.number("SELECT count(*) FROM tenure_migration").await, i64::from(NEWEST_SCHEMA) + 1);
 }
 
 #[tokio::test]
@@ -691,8 +696,10 @@ async fn keys_come_back_byte_for_byte() {
     let mut sorted = keys.clone();
     sorted.sort();
     assert_eq!(listed, sorted);
-    let items: Vec<_> =
-        items.iter().map(|item| Release { key: item.key.clone(), run_id: item.run_id }).collect();
+    let items: Vec<_> = items
+        .iter()
+        .map(|item| Release { key: item.key.clone(), run_id: item.run_id, reason: None })
+        .collect();
     assert!(store.release(&items).await.unwrap().iter().all(|outcome| *outcome == ReleaseOutcome::Released));
 }
 
@@ -883,6 +890,6 @@ async fn granted(store: &mut dyn LeaseConnection, session: &str, run_id: RunId) 
 }
 
 async fn release(store: &mut dyn LeaseConnection, session: &str, run_id: RunId) {
-    let outcomes = store.release(&[Release { key: key(session), run_id }]).await.unwrap();
+    let outcomes = store.release(&[Release { key: key(session), run_id, reason: None }]).await.unwrap();
     assert_eq!(outcomes, [ReleaseOutcome::Released]);
 }

@@ -68,8 +68,8 @@ COMMENT ON COLUMN tenure.session_lease.phase IS
 COMMENT ON COLUMN tenure.session_lease.acquired_at IS
     'When this run first acquired the session, by this server''s clock.';
 COMMENT ON COLUMN tenure.session_lease.expires_at IS
-    'When the lease expires, by this server''s clock. Never moves back under one run_id; never moves at all once '
-    'it has passed.';
+    'When the lease expires, by this server''s clock. Under one run_id it moves back only when somebody breaks the '
+    'lease of a dead run, and then to the present; it never moves at all once it has passed.';
 COMMENT ON COLUMN tenure.session_lease.stop_requested_at IS
     'When somebody first asked this run to stop, by this server''s clock; null when nobody did. Write it by key '
     'and run_id only, or the request may hit the next run.';

@@ -25,8 +25,8 @@ CREATE TABLE tenure_session_lease (
     stage TEXT NOT NULL CHECK (stage IN ('running', 'stopping', 'stuck')),
     -- When this run acquired the session, in ms since 1970. Renewals and repeated acquires keep it.
     acquired_at INTEGER NOT NULL CHECK (acquired_at >= 0),
-    -- When the lease expires, in ms since 1970: at and after this instant it grants nothing. Within one run it
-    -- never moves back.
+    -- When the lease expires, in ms since 1970: at and after this instant it grants nothing. Within one run it moves
+    -- back only when somebody breaks the lease of a dead run, and then to the present.
     expires_at INTEGER NOT NULL CHECK (expires_at >= 0),
     -- When somebody first asked this run to stop, in ms since 1970; null while nobody has. A takeover clears it.
     stop_requested_at INTEGER CHECK (stop_requested_at >= 0),

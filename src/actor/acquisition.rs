@@ -25,6 +25,7 @@ use crate::{
     backoff::backoff,
     clock::BootInstant,
     config::Timing,
+    end::EndReason,
     run::Shared,
     session::{Holder, RunId, SessionKey},
     store::{Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, StoreError},
@@ -227,7 +228,8 @@ pub(crate) async fn compensate(
     let (mut not_found, mut alone) = (0, false);
     while rows > 0 && Instant::now() < until {
         let last = given_up.is_cancelled();
-        let outcome = lane.ask(Release { key: key.clone(), run_id }, alone).await.outcome;
+        let item = Release { key: key.clone(), run_id, reason: Some(EndReason::Dropped) };
+        let outcome = lane.ask(item, alone).await.outcome;
         if let Ok(ReleaseOutcome::Released) = outcome {
             tracing::debug!(
                 target: trace::ACQUIRE,

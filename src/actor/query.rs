@@ -24,8 +24,12 @@ use super::{
 };
 use crate::{
     error::{Closed, QueryError},
+    history::History,
     session::{Holder, Reason, Requester, SessionKey, SessionStatus},
-    store::{LeaseConnection, MAX_BATCH, Page, StopOutcome, StopRun, StoreError},
+    store::{
+        BreakLease, BreakOutcome, HistoryPage, LeaseConnection, MAX_BATCH, Page, StopOutcome, StopRun,
+        StoreError,
+    },
     trace,
     watch::Standby,
 };
@@ -40,9 +44,13 @@ pub(crate) enum Query {
     /// The standby that the queries' connection goes to. `None` if that connection goes to the server that takes
     /// writes.
     Standby(Reply<Option<Standby>>),
+    History(HistoryPage, Reply<History>),
+    Break(BreakLease, Reply<BreakOutcome>),
     Sweep(u32, Reply<u64>),
     /// Like `Sweep`, but nobody needs it: it is not repeated, and removes nothing while another process sweeps.
     SweepInTurn(u32, Reply<u64>),
+    /// Removes runs that have been over for this long, at most so many.
+    SweepHistory(Duration, u32, Reply<u64>),
     Probe(Reply<()>),
 }
 
@@ -129,6 +137,21 @@ impl Worker {
                 }
                 Query::Standby(reply) => {
                     let answer = self.ask(async |connection| Ok(connection.standby())).await;
+                    let _ = reply.send(answer);
+                }
+                Query::History(page, reply) => {
+                    let answer = self.ask(async |connection| history(connection, &page).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::Break(item, reply) => {
+                    let answer = self.ask(async |connection| connection.break_lease(&item).await).await;
+                    let _ = reply.send(answer);
+                }
+                Query::SweepHistory(keep, limit, reply) => {
+                    let sweep = async |connection: &mut dyn LeaseConnection| {
+                        connection.sweep_history(keep, limit).await
+                    };
+                    let answer = self.ask(sweep).await;
                     let _ = reply.send(answer);
                 }
                 Query::Sweep(limit, reply) => {
@@ -255,6 +278,11 @@ async fn list(connection: &mut dyn LeaseConnection, page: &Page) -> Result<Vec<S
     Ok(found.into_iter().map(|(key, holder)| SessionStatus::of(key, Some(holder), standby.clone())).collect())
 }
 
+async fn history(connection: &mut dyn LeaseConnection, page: &HistoryPage) -> Result<History, StoreError> {
+    let runs = connection.history(page).await?;
+    Ok(History::of(runs, connection.standby()))
+}
+
 /// After a second attempt, recognises this request in the row by its `by` and its reason. A request without either
 /// could be anybody's.
 fn own_request_is_first(outcome: StopOutcome, item: &StopRun) -> StopOutcome {
@@ -272,7 +300,14 @@ fn own_request_is_first(outcome: StopOutcome, item: &StopRun) -> StopOutcome {
 impl Query {
     /// Whether the query may read or write many rows.
     fn may_be_long(&self) -> bool {
-        matches!(self, Self::List(..) | Self::Sweep(..) | Self::SweepInTurn(..))
+        matches!(
+            self,
+            Self::List(..)
+                | Self::History(..)
+                | Self::Sweep(..)
+                | Self::SweepInTurn(..)
+                | Self::SweepHistory(..)
+        )
     }
 
     fn is_unwanted(&self) -> bool {
@@ -282,7 +317,11 @@ impl Query {
             Self::Stop(_, reply) => reply.is_canceled(),
             Self::List(_, reply) => reply.is_canceled(),
             Self::Standby(reply) => reply.is_canceled(),
-            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) => reply.is_canceled(),
+            Self::History(_, reply) => reply.is_canceled(),
+            Self::Break(_, reply) => reply.is_canceled(),
+            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) | Self::SweepHistory(.., reply) => {
+                reply.is_canceled()
+            }
             Self::Probe(reply) => reply.is_canceled(),
         }
     }
@@ -296,7 +335,11 @@ impl Query {
             Self::Stop(_, reply) => drop(reply.send(Err(error))),
             Self::List(_, reply) => drop(reply.send(Err(error))),
             Self::Standby(reply) => drop(reply.send(Err(error))),
-            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) => drop(reply.send(Err(error))),
+            Self::History(_, reply) => drop(reply.send(Err(error))),
+            Self::Break(_, reply) => drop(reply.send(Err(error))),
+            Self::Sweep(_, reply) | Self::SweepInTurn(_, reply) | Self::SweepHistory(.., reply) => {
+                drop(reply.send(Err(error)));
+            }
             Self::Probe(reply) => drop(reply.send(Err(error))),
         }
     }

@@ -39,11 +39,13 @@ use crate::{
 };
 
 mod acquiring;
+mod breaks;
 mod closing;
 mod stops;
 
 pub(crate) use acquiring::AcquireSession;
 use acquiring::Pending;
+pub(crate) use breaks::{BreakSession, Breaking, Broke};
 use closing::Closing;
 pub(crate) use closing::{Drain, Farewell, Shutdown};
 pub use closing::{EndedRun, ShutdownReport};

@@ -130,7 +130,8 @@ impl RunActor {
 
     /// Asks the lane for the release. The answer comes to [`released`](Self::released).
     fn release(&mut self, attempt: u64, alone: bool, ctx: &mut Context<Self>) {
-        let item = Release { key: self.shared.key.clone(), run_id: self.shared.run_id };
+        let (key, run_id) = (self.shared.key.clone(), self.shared.run_id);
+        let item = Release { key, run_id, reason: self.shared.reason().cloned() };
         let answer = self.links.releases.ask(item, alone);
         ctx.spawn(answer.into_actor(self).map(move |answer, actor, ctx| {
             actor.released(attempt, answer, ctx);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::query::{Queries, Query};
-use crate::error::QueryError;
+use crate::{error::QueryError, store::StoreError};
 
 /// The mean time between two sweeps. Each is between half of it and one and a half.
 const EVERY: Duration = Duration::from_secs(3600);
@@ -19,11 +19,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) const SWEEP_BATCH: u32 = 1_000;
 
 /// Sweeps until the supervisor ends.
-pub(crate) async fn sweep_now_and_then(queries: Queries) {
+pub(crate) async fn sweep_now_and_then(queries: Queries, history_kept: Duration) {
     sleep(EVERY.mul_f64(fastrand::f64())).await;
     let mut is_failing = false;
     loop {
-        match sweep(&queries).await {
+        match sweep(&queries, history_kept).await {
             Ok(removed) => {
                 is_failing = false;
                 if removed > 0 {
@@ -41,10 +41,21 @@ pub(crate) async fn sweep_now_and_then(queries: Queries) {
     }
 }
 
-async fn sweep(queries: &Queries) -> Result<u64, QueryError> {
+async fn sweep(queries: &Queries, history_kept: Duration) -> Result<u64, QueryError> {
+    let removed =
+        in_batches(async || queries.ask(|reply| Query::SweepInTurn(SWEEP_BATCH, reply)).await).await?;
+    let of_history = |reply| Query::SweepHistory(history_kept, SWEEP_BATCH, reply);
+    match in_batches(async || queries.ask(of_history).await).await {
+        // The right to remove old runs may be kept for those who operate the database.
+        Ok(_) | Err(QueryError::Store(StoreError::PermissionDenied { .. })) => Ok(removed),
+        Err(error) => Err(error),
+    }
+}
+
+async fn in_batches(batch: impl AsyncFn() -> Result<u64, QueryError>) -> Result<u64, QueryError> {
     let mut removed = 0;
     loop {
-        let some = queries.ask(|reply| Query::SweepInTurn(SWEEP_BATCH, reply)).await?;
+        let some = batch().await?;
         removed += some;
         if some < u64::from(SWEEP_BATCH) {
             return Ok(removed);

@@ -20,7 +20,7 @@ pub(crate) fn from_millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     u64::deserialize(deserializer).map(Duration::from_millis)
 }
 
-pub(super) fn optional_millis<S: Serializer>(
+pub(crate) fn optional_millis<S: Serializer>(
     duration: &Option<Duration>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {

@@ -8,10 +8,14 @@ use super::{
     error::StoreError,
     hints::Listener,
     item::{
-        Acquire, AcquireOutcome, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun,
+        Acquire, AcquireOutcome, BreakLease, BreakOutcome, HistoryPage, Page, Release, ReleaseOutcome, Renew,
+        RenewOutcome, StopOutcome, StopRun,
     },
 };
-use crate::session::{Holder, NodeId, SessionKey, Standby};
+use crate::{
+    history::PastRun,
+    session::{Holder, NodeId, SessionKey, Standby},
+};
 
 /// Opens connections to one database.
 ///
@@ -57,6 +61,19 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// If the future is dropped, the schema is either unchanged or completely migrated.
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>>;
 
+    /// Like [`migrate`](Self::migrate), with or without the history of runs. This also adds the history to a schema that
+    /// was without it, or removes it, with all that it has recorded.
+    ///
+    /// # Errors
+    /// As [`migrate`](Self::migrate).
+    ///
+    /// # Cancel safety
+    /// As [`migrate`](Self::migrate).
+    fn migrate_with(&self, history: KeepHistory) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        let _ = history;
+        self.migrate()
+    }
+
     /// Whether listening takes a connection. If not, it costs next to nothing.
     #[doc(hidden)]
     fn listens_by_connection(&self) -> bool {
@@ -84,6 +101,12 @@ pub trait LeaseStore: sealed::Sealed + Send + Sync + 'static {
     /// The statements by which [`migrate`](Self::migrate) sets up an empty database, as a script that people can apply
     /// by hand.
     fn schema(&self) -> String;
+
+    /// Like [`schema`](Self::schema), with or without the history of runs.
+    fn schema_with(&self, history: KeepHistory) -> String {
+        let _ = history;
+        self.schema()
+    }
 
     /// The name of the schema that contains the leases, for code that [pins](crate::pin) them. A database without
     /// schemas ignores it.
@@ -132,6 +155,19 @@ pub trait LeaseConnection: Send {
 
     /// Asks the run that holds a session to stop.
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>>;
+
+    /// Ends the lease of a run that is known to be dead.
+    fn break_lease<'a>(&'a mut self, item: &'a BreakLease)
+    -> BoxFuture<'a, Result<BreakOutcome, StoreError>>;
+
+    /// Reads runs of a session that are over, newest first. `None` if the database keeps no history.
+    fn history<'a>(
+        &'a mut self,
+        page: &'a HistoryPage,
+    ) -> BoxFuture<'a, Result<Option<Vec<PastRun>>, StoreError>>;
+
+    /// Deletes at most `limit` runs that have been over for at least `keep` from the history, and returns how many.
+    fn sweep_history(&mut self, keep: Duration, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>>;
 
     /// Reads the rows of these sessions, including expired ones. `None` for a session without a row.
     fn inspect<'a>(
@@ -201,6 +237,19 @@ pub struct Bounds {
     pub statement: Duration,
     /// The longest wait for one lock within a statement. On SQLite, the longest wait for the database's one write lock.
     pub lock: Duration,
+}
+
+/// Whether a database keeps the history of runs that are over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum KeepHistory {
+    /// As it is now. A database that gets its schema keeps the history.
+    #[default]
+    AsItIs,
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
 }
 
 /// What [`LeaseStore::migrate`] found and did.

@@ -84,6 +84,34 @@ impl Finding {
         finding.measuring([("long_expired", rows as f64)])
     }
 
+    /// Whether runs that are over are recorded. If they are not, no lease suffers.
+    pub(crate) fn history(has_table: bool, has_triggers: bool, may_insert: bool) -> Self {
+        let anew = "`tenure migrate --without-history`, then `tenure migrate --with-history`, make it anew";
+        match (has_table, has_triggers) {
+            (true, true) if may_insert => Self::fine("history", "runs that are over are recorded"),
+            (false, false) => Self::fine(
+                "history",
+                "no runs that are over are recorded; `tenure migrate --with-history` turns that on",
+            ),
+            (true, true) => Self::warning(
+                "history",
+                "runs that are over are not recorded: the owner of the triggers may not write",
+                "grant INSERT on the table of the history to the owner of the triggers' functions",
+            ),
+            (true, false) => Self::warning(
+                "history",
+                "runs that are over are not all recorded: a trigger is missing, or disabled",
+                anew,
+            ),
+            (false, true) => Self::warning(
+                "history",
+                "runs that are over are not recorded: the table of the history is missing",
+                "`tenure migrate --with-history` creates it again, and `tenure migrate --without-history` turns the \
+                 history off",
+            ),
+        }
+    }
+
     pub(crate) fn measuring(mut self, measured: impl IntoIterator<Item = (&'static str, f64)>) -> Self {
         self.measured.extend(measured);
         self

@@ -1,10 +1,13 @@
 //! The items that a connection is asked for, and their outcomes.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use crate::session::{
-    FencingToken, Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
-    StopRequest,
+use crate::{
+    end::EndReason,
+    session::{
+        FencingToken, Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, RunStage, SessionKey,
+        StopRequest,
+    },
 };
 
 /// A request for a session.
@@ -133,6 +136,8 @@ pub struct Release {
     pub key: SessionKey,
     /// Of which run.
     pub run_id: RunId,
+    /// Why the run ended, for the history.
+    pub reason: Option<EndReason>,
 }
 
 /// The answer to one [`Release`].
@@ -174,6 +179,49 @@ pub enum StopOutcome {
     /// This run holds the session, but another transaction has locked its row. Certainly nothing was changed. Name this
     /// run when asking again, so that the request hits no other.
     Locked(RunId),
+}
+
+/// A request to end the lease of a run that is known to be dead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BreakLease {
+    /// Which session.
+    pub key: SessionKey,
+    /// The run that is dead.
+    pub run_id: RunId,
+    /// The expiry that its row showed for as long as the caller has watched. If the row shows another one now, the run
+    /// has renewed its lease, and lives.
+    pub expires_at: SystemTime,
+    /// Who does it, for people.
+    pub by: Option<Requester>,
+    /// Why, for people.
+    pub reason: Option<Reason>,
+}
+
+/// The answer to one [`BreakLease`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BreakOutcome {
+    /// The lease has ended: the next acquire takes the session over.
+    Broken {
+        /// How long the lease would still have lasted.
+        remaining: Duration,
+    },
+    /// The run has renewed its lease. Nothing was changed.
+    Renewed,
+    /// The run has no live lease of this session. Nothing was changed.
+    NotHeld,
+    /// Another transaction has locked the row. Nothing was changed; ask again.
+    Locked,
+}
+
+/// Which runs [`LeaseConnection::history`](super::LeaseConnection::history) reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HistoryPage {
+    /// Of which session.
+    pub key: SessionKey,
+    /// Only runs with a lesser fence than this.
+    pub before: Option<FencingToken>,
+    /// At most this many.
+    pub limit: u32,
 }
 
 /// Which rows [`LeaseConnection::list`](super::LeaseConnection::list) reads.

@@ -17,11 +17,13 @@ use futures::{
 };
 
 use super::{
-    Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Listener, Listening, Migrated, Page,
-    Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER, StopOutcome, StopRun, StoreError,
+    Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, HistoryPage, LeaseConnection, LeaseStore,
+    Listener, Listening, Migrated, Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER,
+    StopOutcome, StopRun, StoreError,
 };
 use crate::{
-    clock::{SharedClock, micros},
+    clock::{SharedClock, instant, micros},
+    history::{Ending, PastRun},
     session::{Holder, Label, NodeId, Reason, Requester, RunId, RunPhase, SessionKey},
 };
 
@@ -183,14 +185,13 @@ impl MemoryStore {
     /// expired that long ago.
     pub fn set_remaining_millis(&self, key: &SessionKey, millis: i64) {
         let now = self.now();
-        if let Some(row) = self.lock_state().rows.get_mut(key) {
-            row.expires_at = now + millis * 1_000;
-        }
+        self.lock_state().cut_short(key, now + millis * 1_000, Ending::Changed { by: None }, now);
     }
 
     /// Deletes the session's row, as an operator might.
     pub fn delete(&self, key: &SessionKey) {
-        self.lock_state().rows.remove(key);
+        let now = self.now();
+        self.lock_state().remove(key, Ending::Deleted { by: None }, now);
     }
 
     /// Asks the run that holds the session to stop. The first request is kept. No fault prevents this except a locked
@@ -293,7 +294,7 @@ impl LeaseStore for MemoryStore {
     }
 
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
-        async { Ok(Migrated::new(1, 1)) }.boxed()
+        async { Ok(Migrated::new(2, 2)) }.boxed()
     }
 
     fn listen(&self, node: NodeId, _: Bounds) -> Option<Listening> {
@@ -362,10 +363,10 @@ impl LeaseConnection for MemoryStore {
         items: &'a [Release],
     ) -> BoxFuture<'a, Result<Vec<ReleaseOutcome>, StoreError>> {
         let items = items.to_vec();
-        self.execute(move |state, _| {
+        self.execute(move |state, now| {
             state.check(items.iter().map(|item| &item.key))?;
             state.statements.releases += 1;
-            Ok(items.iter().map(|item| state.release(item)).collect())
+            Ok(items.iter().map(|item| state.release(item, now)).collect())
         })
         .map(Result::flatten)
         .boxed()
@@ -374,6 +375,42 @@ impl LeaseConnection for MemoryStore {
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
         let item = item.clone();
         self.execute(move |state, now| state.request_stop(&item, now)).boxed()
+    }
+
+    fn break_lease<'a>(
+        &'a mut self,
+        item: &'a BreakLease,
+    ) -> BoxFuture<'a, Result<BreakOutcome, StoreError>> {
+        let item = item.clone();
+        self.execute(move |state, now| state.break_lease(&item, now)).boxed()
+    }
+
+    fn history<'a>(
+        &'a mut self,
+        page: &'a HistoryPage,
+    ) -> BoxFuture<'a, Result<Option<Vec<PastRun>>, StoreError>> {
+        let HistoryPage { key, before, limit } = page.clone();
+        self.execute(move |state, _| {
+            let past = state.past.get(&key).map_or(&[][..], Vec::as_slice);
+            let wanted = past.iter().rev().filter(|run| before.is_none_or(|before| run.fence < before));
+            Some(wanted.take(limit as usize).cloned().collect())
+        })
+        .boxed()
+    }
+
+    fn sweep_history(&mut self, keep: Duration, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.execute(move |state, now| {
+            let (old, mut left) = (instant(now.saturating_sub(micros(keep))), limit);
+            for past in state.past.values_mut() {
+                past.retain(|run| {
+                    let is_swept = left > 0 && run.until <= old;
+                    left -= u32::from(is_swept);
+                    !is_swept
+                });
+            }
+            u64::from(limit - left)
+        })
+        .boxed()
     }
 
     fn inspect<'a>(
@@ -414,7 +451,8 @@ impl LeaseConnection for MemoryStore {
             let old = |row: &Row| row.expires_at <= now - micros(SWEEP_AFTER);
             let rows = state.rows.iter().filter(|(key, row)| old(row) && !state.locked.contains(key));
             let swept: Vec<_> = rows.map(|(key, _)| key.clone()).take(limit as usize).collect();
-            Ok(swept.iter().filter_map(|key| state.rows.remove(key)).count() as u64)
+            swept.iter().for_each(|key| state.remove(key, Ending::Swept, now));
+            Ok(swept.len() as u64)
         })
         .map(Result::flatten)
         .boxed()

@@ -47,12 +47,15 @@
 //! schema, SELECT on `tenure.migration`, SELECT, INSERT, UPDATE and DELETE on `tenure.session_lease`, USAGE and UPDATE
 //! on the sequence `tenure.fence_floor`, and EXECUTE on the function `tenure.next_fence(bigint)`. Every role has
 //! EXECUTE unless it was revoked. To [pin](crate::pin) a lease, some of these rights are enough.
+//!
+//! The history of runs needs no right: its triggers work with the rights of the table's owner. To read it, a role needs
+//! SELECT on `tenure.run_history`; to sweep it, SELECT and DELETE.
 
 use std::{fmt, sync::Arc};
 
 use futures::future::BoxFuture;
 
-use super::{Bounds, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
+use super::{Bounds, KeepHistory, LeaseConnection, LeaseStore, Listening, Migrated, StoreError};
 use crate::session::NodeId;
 use look::LookingConnection;
 use target::Target;
@@ -60,6 +63,7 @@ use working::WorkingConnection;
 
 mod acquire;
 mod attempt;
+mod breaking;
 mod connect;
 mod connection;
 mod conninfo;
@@ -68,6 +72,7 @@ mod environment;
 #[cfg(feature = "diagnosis")]
 mod examine;
 mod fault;
+mod history;
 mod hosts;
 mod listen;
 mod login;
@@ -194,10 +199,14 @@ impl LeaseStore for PostgresStore {
     }
 
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        self.migrate_with(KeepHistory::AsItIs)
+    }
+
+    fn migrate_with(&self, history: KeepHistory) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let target = self.target.clone();
         Box::pin(async move {
             let mut connection = connect::to_migrate(&target).await?;
-            let migrated = schema::migrate(&mut connection).await?;
+            let migrated = schema::migrate(&mut connection, history).await?;
             connection.close().await;
             Ok(migrated)
         })
@@ -219,7 +228,11 @@ impl LeaseStore for PostgresStore {
     }
 
     fn schema(&self) -> String {
-        schema::script(&self.target.naming)
+        self.schema_with(KeepHistory::AsItIs)
+    }
+
+    fn schema_with(&self, history: KeepHistory) -> String {
+        schema::script(&self.target.naming, history)
     }
 
     fn schema_name(&self) -> &str {

@@ -18,17 +18,19 @@ use self::{
     failure::Failure,
     file::DatabaseFile,
 };
-use super::{Bounds, LeaseConnection, LeaseStore, Listener, Listening, Migrated, StoreError};
+use super::{Bounds, KeepHistory, LeaseConnection, LeaseStore, Listener, Listening, Migrated, StoreError};
 use crate::session::NodeId;
 
 mod acquire;
 mod batch;
+mod breaking;
 mod changes;
 mod connection;
 #[cfg(feature = "diagnosis")]
 mod examine;
 mod failure;
 mod file;
+mod history;
 mod look;
 #[cfg(unix)]
 mod names;
@@ -136,8 +138,12 @@ impl LeaseStore for SqliteStore {
     }
 
     fn migrate(&self) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        self.migrate_with(KeepHistory::AsItIs)
+    }
+
+    fn migrate_with(&self, history: KeepHistory) -> BoxFuture<'static, Result<Migrated, StoreError>> {
         let file = self.file.clone();
-        Box::pin(async move { migrate(&file).await.map_err(|failure| failure.in_file(&file)) })
+        Box::pin(async move { migrate(&file, history).await.map_err(|failure| failure.in_file(&file)) })
     }
 
     /// No server reports a change, so the listener looks at the file four times a second.
@@ -147,7 +153,11 @@ impl LeaseStore for SqliteStore {
     }
 
     fn schema(&self) -> String {
-        schema::script()
+        self.schema_with(KeepHistory::AsItIs)
+    }
+
+    fn schema_with(&self, history: KeepHistory) -> String {
+        schema::script(history)
     }
 
     fn location(&self) -> &str {
@@ -158,10 +168,10 @@ impl LeaseStore for SqliteStore {
 /// How long each statement of a migration waits for the write lock.
 const MIGRATION_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-async fn migrate(file: &DatabaseFile) -> Result<Migrated, Failure> {
+async fn migrate(file: &DatabaseFile, history: KeepHistory) -> Result<Migrated, Failure> {
     file.there()?;
     let mut sqlite = options(file, MIGRATION_LOCK_TIMEOUT).connect().await?;
-    let migrated = schema::ensure(&mut sqlite).await?;
+    let migrated = schema::ensure(&mut sqlite, history).await?;
     sqlite.close().await?;
     Ok(migrated)
 }

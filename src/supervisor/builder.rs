@@ -44,6 +44,7 @@ pub struct LeaseSupervisorBuilder {
     looking_only: bool,
     lazy: bool,
     sweeping: bool,
+    history_kept: Duration,
     checks_limits: bool,
     clock: SharedClock,
     listeners: Vec<Recipient<RunEvent>>,
@@ -58,6 +59,8 @@ pub(super) enum Authority {
 }
 
 impl LeaseSupervisorBuilder {
+    const DEFAULT_HISTORY_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+
     pub(super) fn new(authority: Authority) -> Self {
         Self {
             authority,
@@ -71,6 +74,7 @@ impl LeaseSupervisorBuilder {
             looking_only: false,
             lazy: false,
             sweeping: true,
+            history_kept: Self::DEFAULT_HISTORY_KEPT,
             checks_limits: true,
             clock: Arc::new(SystemClock),
             listeners: Vec::new(),
@@ -278,6 +282,13 @@ impl LeaseSupervisorBuilder {
         self
     }
 
+    /// How long a run stays in the [history](LeaseSupervisor::history) after its end. A
+    /// [sweep](LeaseSupervisor::sweep) then removes it. Default: 7 days.
+    pub fn history_kept(mut self, kept: Duration) -> Self {
+        self.history_kept = kept;
+        self
+    }
+
     /// Whether [`start`](Self::start) checks that the limits of the process leave what a supervisor needs. Default:
     /// `true`.
     ///
@@ -383,6 +394,7 @@ impl LeaseSupervisorBuilder {
             looking_only: self.looking_only,
             lazy: self.lazy,
             sweeping: self.sweeping && !self.looking_only,
+            history_kept: self.history_kept,
         })
     }
 }

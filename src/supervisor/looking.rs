@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 
-use crate::store::{Bounds, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError};
+use crate::store::{Bounds, KeepHistory, LeaseConnection, LeaseStore, Migrated, SharedStore, StoreError};
 
 /// A store that opens its connections to look: they may be to a standby, and are used only to read.
 pub(super) struct OnlyLooking(pub(super) SharedStore);
@@ -18,8 +18,16 @@ impl LeaseStore for OnlyLooking {
         self.0.migrate()
     }
 
+    fn migrate_with(&self, history: KeepHistory) -> BoxFuture<'static, Result<Migrated, StoreError>> {
+        self.0.migrate_with(history)
+    }
+
     fn schema(&self) -> String {
         self.0.schema()
+    }
+
+    fn schema_with(&self, history: KeepHistory) -> String {
+        self.0.schema_with(history)
     }
 
     fn location(&self) -> &str {

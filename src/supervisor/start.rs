@@ -59,6 +59,7 @@ pub(super) struct Plan {
     pub(super) looking_only: bool,
     pub(super) lazy: bool,
     pub(super) sweeping: bool,
+    pub(super) history_kept: Duration,
 }
 
 /// A supervisor that has started. Its actors already run; the caller has to run the watcher.
@@ -122,7 +123,8 @@ impl Plan {
         base.tell(self.listeners.clone());
         let queries = base.answer_queries(&pools);
         if self.sweeping {
-            let (sweeping, over) = (sweep_now_and_then(queries.clone()), base.over.clone());
+            let sweeping = sweep_now_and_then(queries.clone(), self.history_kept);
+            let over = base.over.clone();
             actix_rt::spawn(async move { over.run_until_cancelled(sweeping).await });
         }
         let (watching, watcher) = self.watch(&base);
@@ -131,13 +133,13 @@ impl Plan {
         if !of_sessions.is_empty() {
             actix_rt::spawn(Pools::rest_when_idle(of_sessions, busy.clone(), base.over.clone()));
         }
-        let report = Arc::<OnceLock<_>>::default();
         let means = Means { keepers: pools.keepers(), preparation: preparation.clone() };
-        let registry = base.registry(&pools, means, &queries, is_busy, &report, pulses(TICK), unless_started);
+        let tick = pulses(TICK);
+        let registry = base.registry(&pools, means, &queries, is_busy, tick, unless_started);
         if self.hints {
             base.hear_hints(registry.clone(), busy, self.connections.listen_after());
         }
-        let Base { timing, clock, over, goodbyes, events, node, location, .. } = base;
+        let Base { timing, clock, over, goodbyes, events, node, location, report, .. } = base;
         let inner = Inner {
             registry,
             queries,
@@ -154,6 +156,7 @@ impl Plan {
             host: Mutex::new(None),
             is_closing: AtomicBool::new(false),
             report,
+            history_kept: self.history_kept,
             origin: Origin::here(),
         };
         Ok(Started { inner, watcher, over, goodbyes })
@@ -214,6 +217,8 @@ struct Base {
     /// Cancelled when the registry has ended.
     over: CancellationToken,
     goodbyes: TaskTracker,
+    /// Where the report of a shutdown is left.
+    report: Arc<OnceLock<ShutdownReport>>,
 }
 
 impl Base {
@@ -228,6 +233,7 @@ impl Base {
             events: EventSender::new(),
             over: CancellationToken::new(),
             goodbyes: TaskTracker::new(),
+            report: Arc::default(),
         }
     }
 
@@ -262,7 +268,6 @@ impl Base {
         means: Means,
         queries: &Queries,
         is_busy: watch::Sender<bool>,
-        report: &Arc<OnceLock<ShutdownReport>>,
         tick: Pulse,
         unless_started: DropGuard,
     ) -> Addr<Registry> {
@@ -290,7 +295,7 @@ impl Base {
                 goodbyes: self.goodbyes.clone(),
                 queries: queries.clone(),
                 is_busy,
-                report: report.clone(),
+                report: self.report.clone(),
             };
             Registry::new(links, tick, CancellationToken::new(), unless_started)
         })

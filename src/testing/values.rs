@@ -6,6 +6,7 @@ use crate::{
     end::{EndReason, Ended},
     error::{Busy, Closed},
     event::{RunEvent, RunRef},
+    history::{Ending, PastRun},
     session::{FencingToken, Holder, InvalidText, Label, NodeId, RunId, RunPhase, RunStage, SessionKey},
     store::StoreError,
 };
@@ -49,6 +50,17 @@ pub fn busy(holder: Holder) -> Busy {
 /// The end of a run for this reason. It has released its session, and did not give it up.
 pub fn ended(reason: EndReason) -> Ended {
     Ended { reason, released: true, gave_up: false }
+}
+
+/// A run that is over, of a holder with this label: a random run with fence 1 that lasted a minute, did not wait, was not
+/// asked to stop, and ended just now.
+///
+/// # Errors
+/// [`InvalidText`] when the label is not 1 to 255 bytes without NUL.
+pub fn past_run(label: &str, ending: Ending) -> Result<PastRun, InvalidText> {
+    let Holder { run_id, node, label, fence, phase, since: until, .. } = holder(label)?;
+    let since = until - Duration::from_secs(60);
+    Ok(PastRun { run_id, node, label, fence, phase, since, until, waited: None, stop: None, ending })
 }
 
 /// A run of this session, as events name it.

@@ -9,6 +9,7 @@ use crate::{
     events::names,
     scene::{Finished, Scene},
     support::{
+        NEWEST_SCHEMA,
         backend::Reachable,
         client::{Client, acquire, key},
     },
@@ -65,7 +66,7 @@ async fn it_disturbs_no_lease_and_leaves_nothing(backend: impl Reachable) {
     let list = scene.output(["--database", &url, "--json", "list", "--expired"]).json();
     assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
     let migrated = scene.output(["--database", &url, "--json", "migrate"]).json();
-    assert_eq!((&migrated["from"], &migrated["to"]), (&1.into(), &1.into()));
+    assert_eq!((&migrated["from"], &migrated["to"]), (&NEWEST_SCHEMA.into(), &NEWEST_SCHEMA.into()));
 }
 
 /// What was found.

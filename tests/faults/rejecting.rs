@@ -103,7 +103,7 @@ async fn a_trigger_that_swallows_rows_is_named_and_costs_no_other(backend: impl 
     backend.accept().await;
 
     backend.swallow("DELETE").await;
-    named(client.raw().release(&[Release { key: bad.clone(), run_id: run }]).await.map(drop));
+    named(client.raw().release(&[Release { key: bad.clone(), run_id: run, reason: None }]).await.map(drop));
     backend.accept().await;
     assert_eq!(client.release(&bad, run).await, ReleaseOutcome::Released);
 }

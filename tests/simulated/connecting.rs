@@ -9,8 +9,8 @@ use futures::future::BoxFuture;
 use tenure::{
     AcquireError, Connections, LeaseSupervisorBuilder, SessionState,
     store::{
-        Acquire, AcquireOutcome, Bounds, LeaseConnection, LeaseStore, Migrated, Page, Release,
-        ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
+        Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, HistoryPage, LeaseConnection, LeaseStore,
+        Migrated, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
         memory::{Fault, MemoryStore},
     },
     testing::{Simulation, simulate, unavailable},
@@ -123,6 +123,18 @@ impl LeaseConnection for Guest {
 
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> Answer<'a, StopOutcome> {
         self.inside.request_stop(item)
+    }
+
+    fn break_lease<'a>(&'a mut self, item: &'a BreakLease) -> Answer<'a, BreakOutcome> {
+        self.inside.break_lease(item)
+    }
+
+    fn history<'a>(&'a mut self, page: &'a HistoryPage) -> Answer<'a, Option<Vec<tenure::PastRun>>> {
+        self.inside.history(page)
+    }
+
+    fn sweep_history(&mut self, keep: std::time::Duration, limit: u32) -> Answer<'_, u64> {
+        self.inside.sweep_history(keep, limit)
     }
 
     fn inspect<'a>(&'a mut self, keys: &'a [SessionKey]) -> Answer<'a, Vec<Option<tenure::Holder>>> {

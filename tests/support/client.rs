@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use tenure::{
-    Holder, Label, NodeId, RunId, RunPhase, RunStage, SessionKey,
+    Holder, Label, NodeId, PastRun, RunId, RunPhase, RunStage, SessionKey,
     store::{
-        Acquire, AcquireOutcome, Bounds, Grant, LeaseConnection, LeaseStore, Reason, Release, ReleaseOutcome,
-        Renew, RenewOutcome, Renewed, Requester, StopOutcome, StopRun,
+        Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, Grant, HistoryPage, LeaseConnection,
+        LeaseStore, Reason, Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, Requester, StopOutcome,
+        StopRun,
     },
 };
 
@@ -67,7 +68,7 @@ impl Client {
     }
 
     pub async fn release(&mut self, key: &SessionKey, run_id: RunId) -> ReleaseOutcome {
-        let item = Release { key: key.clone(), run_id };
+        let item = Release { key: key.clone(), run_id, reason: None };
         one(self.connection.release(&[item]).await.unwrap_or_else(|error| panic!("{error}")))
     }
 
@@ -81,6 +82,17 @@ impl Client {
             StopOutcome::Asked { holder, first } => (*holder, first),
             other => panic!("nobody was asked: {other:?}"),
         }
+    }
+
+    pub async fn break_lease(&mut self, item: BreakLease) -> BreakOutcome {
+        self.connection.break_lease(&item).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The runs of a session that are over, newest first.
+    pub async fn history(&mut self, key: &SessionKey) -> Vec<PastRun> {
+        let page = HistoryPage { key: key.clone(), before: None, limit: 100 };
+        let past = self.connection.history(&page).await.unwrap_or_else(|error| panic!("{error}"));
+        past.expect("the database keeps a history")
     }
 
     pub async fn holder(&mut self, key: &SessionKey) -> Option<Holder> {

@@ -6,10 +6,10 @@ use std::{
 };
 
 use tenure::{
-    FencingToken, Label, RunId, RunPhase, RunStage, SessionKey,
+    EndReason, Ending, FencingToken, Holder, Label, PastRun, RunId, RunPhase, RunStage, SessionKey,
     store::{
-        Acquire, AcquireOutcome, MAX_BATCH, Page, Release, ReleaseOutcome, Renew, RenewOutcome, SWEEP_AFTER,
-        StopOutcome, StopRun,
+        Acquire, AcquireOutcome, BreakLease, BreakOutcome, HistoryPage, MAX_BATCH, Page, Reason, Release,
+        ReleaseOutcome, Renew, RenewOutcome, Requester, SWEEP_AFTER, StopOutcome, StopRun,
     },
 };
 
@@ -63,6 +63,9 @@ macro_rules! conformance {
             a_full_batch_is_granted_renewed_and_released
             nothing_asked_is_nothing_answered
             a_second_migration_finds_nothing_to_do
+            the_history_says_how_each_run_ended
+            the_history_has_pages_and_is_swept
+            a_break_ends_the_lease_of_a_run_that_does_not_renew
         }
     };
     ($backend:expr => $($promise:ident)*) => {
@@ -651,7 +654,8 @@ pub(crate) async fn a_batch_answers_each_item_in_its_place(backend: &impl Backen
     };
     assert_eq!(holder.run_id, stranger);
 
-    let items = [&gone, &expired, &held, &free].map(|key| Release { key: key.clone(), run_id: mine });
+    let items =
+        [&gone, &expired, &held, &free].map(|key| Release { key: key.clone(), run_id: mine, reason: None });
     assert_eq!(
         client.raw().release(&items).await.expect("it releases"),
         [
@@ -690,7 +694,8 @@ pub(crate) async fn a_full_batch_is_granted_renewed_and_released(backend: &impl 
     let outcomes = client.raw().renew(&items).await.expect("it renews");
     assert!(outcomes.len() == MAX_BATCH && outcomes.iter().all(|it| matches!(it, RenewOutcome::Renewed(_))));
 
-    let items: Vec<_> = runs.iter().map(|(key, run)| Release { key: (*key).clone(), run_id: *run }).collect();
+    let items: Vec<_> =
+        runs.iter().map(|(key, run)| Release { key: (*key).clone(), run_id: *run, reason: None }).collect();
     let outcomes = client.raw().release(&items).await.expect("it releases");
     assert_eq!(outcomes, vec![ReleaseOutcome::Released; MAX_BATCH]);
 }
@@ -711,6 +716,114 @@ pub(crate) async fn a_second_migration_finds_nothing_to_do(backend: &impl Backen
     let migrated = backend.store().migrate().await.expect("it may migrate");
     assert_eq!(migrated.from, migrated.to);
     assert!(connect(backend).await.holder(&key).await.is_some());
+}
+
+pub(crate) async fn the_history_says_how_each_run_ended(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let key = key("s");
+    let runs: Vec<_> = (0..5).map(|_| RunId::random()).collect();
+    let first = client.granted(acquire(&key, runs[0])).await;
+    backend.request_stop(&key, "ann", "wrong branch").await;
+    let why = EndReason::stopped(Some("ann".to_owned()), Some("it's \"wrong\"\n日".to_owned()));
+    let item = Release { key: key.clone(), run_id: runs[0], reason: Some(why.clone()) };
+    assert_eq!(client.raw().release(&[item]).await, Ok(vec![ReleaseOutcome::Released]));
+
+    client.granted(acquire(&key, runs[1])).await;
+    backend.set_remaining(&key, 20).await;
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    let third = client.granted(acquire(&key, runs[2])).await;
+    let seen = client.holder(&key).await;
+    assert!(matches!(client.break_lease(breaking(&seen)).await, BreakOutcome::Broken { .. }));
+    client.granted(acquire(&key, runs[3])).await;
+    backend.set_remaining(&key, -1).await;
+    client.granted(acquire(&key, runs[4])).await;
+    for _ in 0..3 {
+        client.renewed(renew(&key, runs[4])).await;
+    }
+    assert_eq!(client.history(&key).await.len(), 4, "a run that is not over, and renewals, are not in it");
+    assert_eq!(client.release(&key, runs[4]).await, ReleaseOutcome::Released);
+
+    let past = client.history(&key).await;
+    let ids: Vec<_> = past.iter().rev().map(|run| run.run_id).collect();
+    assert_eq!(ids, runs);
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(past[4].ending, Ending::released(Some(why)));
+    assert_eq!(past[3].ending, Ending::TakenOver);
+    assert_eq!(past[2].ending, Ending::broken(text("ops"), text("burnt")));
+    assert!(matches!(past[1].ending, Ending::Changed { .. }), "{:?}", past[1]);
+    assert_eq!(past[0].ending, Ending::released(None));
+    let PastRun { label, fence, phase, since, until, stop, .. } = &past[4];
+    assert_eq!((label.as_str(), phase.as_str(), *fence), ("api-3", "starting", first.fence));
+    assert_eq!(micros(*since), first.acquired_at_micros);
+    assert!(until >= since && *until < SystemTime::now() + Duration::from_secs(60));
+    let stop = stop.as_ref().expect("it was asked to stop");
+    assert_eq!((stop.by.as_deref(), stop.reason.as_deref()), (Some("ann"), Some("wrong branch")));
+    assert_eq!((past[2].fence, &past[3].stop), (third.fence, &None));
+}
+
+pub(crate) async fn the_history_has_pages_and_is_swept(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let (key, other) = (key("s"), key("other"));
+    for _ in 0..5 {
+        take_and_release(&mut client, &key).await;
+    }
+    take_and_release(&mut client, &other).await;
+    let all = client.history(&key).await;
+    let mut page = HistoryPage { key: key.clone(), before: None, limit: 2 };
+    let mut paged = Vec::new();
+    while let Some(last) = client.raw().history(&page).await.expect("it reads").expect("it is kept").last() {
+        page.before = Some(last.fence);
+        paged.push(last.fence);
+    }
+    assert_eq!(paged, [1, 3, 4].map(|place: usize| all[place].fence));
+
+    let hour = Duration::from_secs(3600);
+    assert_eq!(client.raw().sweep_history(hour, 100).await, Ok(0));
+    assert_eq!(client.raw().sweep_history(Duration::ZERO, 4).await, Ok(4));
+    assert_eq!(client.raw().sweep_history(Duration::ZERO, 4).await, Ok(2));
+    assert!(client.history(&key).await.is_empty());
+}
+
+/// I5, I8, I13: it is the only way in which an expiry moves back.
+pub(crate) async fn a_break_ends_the_lease_of_a_run_that_does_not_renew(backend: &impl Backend) {
+    let mut client = connect(backend).await;
+    let (key, run) = (key("s"), RunId::random());
+    let grant = client.granted(acquire(&key, run)).await;
+    let seen = client.holder(&key).await;
+    let of_another = BreakLease { run_id: RunId::random(), ..breaking(&seen) };
+    assert_eq!(client.break_lease(of_another).await, BreakOutcome::NotHeld);
+
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    client.renewed(renew(&key, run)).await;
+    assert_eq!(client.break_lease(breaking(&seen)).await, BreakOutcome::Renewed);
+    assert_eq!(client.refused(acquire(&key, RunId::random())).await.run_id, run);
+
+    let seen = client.holder(&key).await;
+    match client.break_lease(breaking(&seen)).await {
+        BreakOutcome::Broken { remaining } => {
+            assert!(remaining <= TTL && remaining > TTL / 2, "{remaining:?}");
+        }
+        other => panic!("not broken: {other:?}"),
+    }
+    assert_eq!(client.break_lease(breaking(&seen)).await, BreakOutcome::NotHeld, "it has expired");
+    assert!(matches!(client.renew(renew(&key, run)).await, RenewOutcome::Expired { .. }));
+    let next = client.granted(acquire(&key, RunId::random())).await;
+    assert!(next.fence > grant.fence);
+    assert!(matches!(client.renew(renew(&key, run)).await, RenewOutcome::Superseded { .. }));
+    assert_eq!(client.break_lease(breaking(&seen)).await, BreakOutcome::NotHeld, "it is another's");
+    assert_eq!(client.history(&key).await.len(), 1, "the first end stays");
+}
+
+/// A break of the lease that was seen.
+fn breaking(seen: &Option<Holder>) -> BreakLease {
+    let holder = seen.as_ref().expect("it is held");
+    BreakLease {
+        key: key("s"),
+        run_id: holder.run_id,
+        expires_at: holder.expires_at,
+        by: Some(Requester::new("ops").expect("short")),
+        reason: Some(Reason::new("burnt").expect("short")),
+    }
 }
 
 async fn connect(backend: &impl Backend) -> Client {

@@ -33,6 +33,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The version that a migration brings a schema to.
+pub const NEWEST_SCHEMA: u32 = 2;
+
 /// A port outside the range that the system hands out to outgoing connections: nobody takes it while its owner
 /// is down for a while.
 pub fn free_address() -> SocketAddr {

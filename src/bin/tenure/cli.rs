@@ -57,6 +57,17 @@ pub(crate) enum Command {
     /// Ask the run that holds a session to stop, wherever it is. Exits 1 when nobody holds it.
     #[command(after_help = r#"Example:  tenure stop -s nightly --reason "maintenance" --wait 30s"#)]
     Stop(StopArgs),
+    /// Say why a session is as it is, and what its last runs have come to.
+    #[command(after_help = r#"Example:  tenure why -s nightly"#)]
+    Why(WhyArgs),
+    /// End the lease of a run that is known to be dead, so that the session is free before the lease expires.
+    #[command(
+        after_help = "The run is watched for some seconds, half a minute at most. If it renews its lease, it lives: exit code \
+                      75.\n\nIf the run is alive, and only cut off from the database, it goes on working beside the next \
+                      run until its own lease would have ended. Only a resource that checks fences refuses it.\n\nExample:  \
+                      tenure break -s nightly --run 44d5977e-0f5c-4c0b-9a55-6f2f0a9e2a11 --i-know-it-is-dead"
+    )]
+    Break(BreakArgs),
     /// Print a line about a session now, and a line at every change, until interrupted.
     #[command(after_help = r#"Example:  tenure watch -s nightly"#)]
     Watch(WatchArgs),
@@ -158,6 +169,33 @@ pub(crate) struct StopArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct WhyArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+    /// How many runs that are over to show, at most.
+    #[arg(short = 'n', long, value_name = "NUMBER", default_value_t = 10)]
+    pub(crate) limit: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BreakArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArgs,
+    /// The run that is dead, as `tenure status` shows it.
+    #[arg(long, value_name = "RUN_ID", value_parser = run_id)]
+    pub(crate) run: RunId,
+    /// Say that its process is gone, and does not come back.
+    #[arg(long, required = true)]
+    pub(crate) i_know_it_is_dead: bool,
+    /// The reason, which others are shown: at most 1000 bytes.
+    #[arg(long, value_name = "TEXT", allow_negative_numbers = true)]
+    pub(crate) reason: Option<String>,
+    /// How often the run would renew its lease. Needed only if its program was set to renew less often than every 20s.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) renew_interval: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) session: SessionArgs,
@@ -197,6 +235,12 @@ pub(crate) struct MigrateArgs {
     /// Print the statements and change nothing.
     #[arg(long)]
     pub(crate) print: bool,
+    /// Keep a history of the runs that are over. This is the default for a new database.
+    #[arg(long)]
+    pub(crate) with_history: bool,
+    /// Keep no history, and remove the one that is there.
+    #[arg(long, conflicts_with = "with_history")]
+    pub(crate) without_history: bool,
 }
 
 #[derive(Debug, Args)]

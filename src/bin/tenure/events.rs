@@ -298,20 +298,3 @@ pub(crate) fn request(reason: &EndReason) -> (Option<&str>, Option<&str>) {
         _ => (None, None),
     }
 }
-
-/// The reason as one word, for scripts.
-pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
-    match reason {
-        EndReason::Completed => "completed",
-        EndReason::Failed { .. } => "failed",
-        EndReason::Dropped => "dropped",
-        EndReason::Panicked => "panicked",
-        EndReason::Stopped { .. } => "stopped",
-        EndReason::Shutdown => "shutdown",
-        EndReason::TimedOut { .. } => "timed_out",
-        EndReason::Superseded => "superseded",
-        EndReason::Expired => "expired",
-        EndReason::Unconfirmed => "unconfirmed",
-        _ => "ended",
-    }
-}

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use serde_json::{Value, json};
-use tenure::{AcquireError, Closed, ConfigError, InvalidText, QueryError, StartError, StopError, StoreError};
+use tenure::{
+    AcquireError, BreakError, Closed, ConfigError, InvalidText, QueryError, StartError, StopError, StoreError,
+};
 
 /// `status` and `stop`: nobody holds the session.
 pub(crate) const NOT_HELD: u8 = 1;
@@ -123,6 +125,16 @@ impl From<StartError> for Failure {
             StartError::Store(error) => error.into(),
             StartError::Config(error) => error.into(),
             StartError::Invalid(error) => error.into(),
+            other => Self::new(UNAVAILABLE, other),
+        }
+    }
+}
+
+impl From<BreakError> for Failure {
+    fn from(error: BreakError) -> Self {
+        match error {
+            BreakError::Store(error) => error.into(),
+            BreakError::Invalid(error) => error.into(),
             other => Self::new(UNAVAILABLE, other),
         }
     }

@@ -5,6 +5,7 @@
 //! `wire`; `guardian` is the code of that process. `terminal`, `signals` and `events` are what their names say, and
 //! `outcome` computes the exit code.
 
+mod breaking;
 mod cli;
 mod database;
 mod doctor;
@@ -47,6 +48,7 @@ mod terminal;
 #[cfg(target_os = "linux")]
 mod timer;
 mod watch;
+mod why;
 #[cfg(target_os = "linux")]
 mod wire;
 
@@ -143,6 +145,8 @@ async fn execute(cli: &Cli) -> Result<u8, Failure> {
         Command::Run(_) => unreachable!("it does not come here"),
         Command::Status(args) => status::status(global, args).await,
         Command::Stop(args) => stop::stop(global, args).await,
+        Command::Why(args) => why::why(global, args).await,
+        Command::Break(args) => breaking::break_lease(global, args).await,
         Command::Watch(args) => watch::watch(global, args).await,
         Command::List(args) => list::list(global, args).await,
         #[cfg(unix)]

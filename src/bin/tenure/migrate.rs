@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tenure::store;
+use tenure::store::{self, KeepHistory};
 use tokio::time::timeout;
 
 use crate::{
@@ -16,14 +16,19 @@ use crate::{
 pub(crate) async fn migrate(global: &Global, args: &MigrateArgs) -> Result<u8, Failure> {
     let database = Database::of(global)?;
     let store = store::open(database.url())?;
+    let history = match (args.with_history, args.without_history) {
+        (true, _) => KeepHistory::Yes,
+        (_, true) => KeepHistory::No,
+        _ => KeepHistory::AsItIs,
+    };
     if args.print {
-        show::print(store.schema())?;
+        show::print(store.schema_with(history))?;
         return Ok(0);
     }
     database.make_directory()?;
     // This bounds the wait for the server. The server's time-outs bound the migration's wait for locks.
     let bound = global.connect_timeout + MIGRATION_BOUND;
-    let migrated = timeout(bound, store.migrate()).await.map_err(|_elapsed| {
+    let migrated = timeout(bound, store.migrate_with(history)).await.map_err(|_elapsed| {
         Failure::new(
             UNAVAILABLE,
             format!("the database {} gave no answer within {bound:?}", store.location()),

@@ -4,8 +4,8 @@ use nix::libc::{ENOENT, SIGINT, SIGKILL, SIGQUIT};
 use tenure::EndReason;
 
 use crate::{
-    events::reason_word,
     exit::{CANNOT_EXECUTE, Exit, FAILED, LOST, NOT_FOUND, STOPPED, TIMED_OUT, by_signal},
+    show::reason_word,
     signals,
 };
 

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tenure::{
-    Holder, SessionKey, SessionState, SessionStatus, Standby,
+    EndReason, Holder, SessionKey, SessionState, SessionStatus, Standby, StopRequest,
     text::{printable, printable_name},
 };
 
@@ -55,7 +55,7 @@ pub(crate) fn session_json(status: &SessionStatus) -> Value {
         "acquired_at": of(|holder| json!(rfc3339(holder.since))),
         "expires_at": of(|holder| json!(rfc3339(holder.expires_at))),
         "expires_in_ms": of(|holder| json!(millis(holder.expires_in))),
-        "stop_requested": of(stop_json),
+        "stop_requested": of(|holder| holder.stop.as_ref().map_or(Value::Null, stop_json)),
         "waiting": 0,
         "standby": status.standby.as_ref().map(standby_json),
     })
@@ -82,10 +82,34 @@ pub(crate) fn standby(standby: &Standby) -> String {
     }
 }
 
-fn stop_json(holder: &Holder) -> Value {
-    match &holder.stop {
-        Some(stop) => json!({ "at": rfc3339(stop.at), "by": stop.by, "reason": stop.reason }),
-        None => Value::Null,
+pub(crate) fn stop_json(stop: &StopRequest) -> Value {
+    json!({ "at": rfc3339(stop.at), "by": stop.by, "reason": stop.reason })
+}
+
+/// The reason as one word, for scripts.
+pub(crate) fn reason_word(reason: &EndReason) -> &'static str {
+    match reason {
+        EndReason::Completed => "completed",
+        EndReason::Failed { .. } => "failed",
+        EndReason::Dropped => "dropped",
+        EndReason::Panicked => "panicked",
+        EndReason::Stopped { .. } => "stopped",
+        EndReason::Shutdown => "shutdown",
+        EndReason::TimedOut { .. } => "timed_out",
+        EndReason::Superseded => "superseded",
+        EndReason::Expired => "expired",
+        EndReason::Unconfirmed => "unconfirmed",
+        _ => "ended",
+    }
+}
+
+/// Who asked for the end, and why it came, if that is known.
+pub(crate) fn by_and_why(reason: &EndReason) -> (Option<String>, Option<String>) {
+    match reason {
+        EndReason::Stopped { by, reason, .. } => (by.clone(), reason.clone()),
+        EndReason::Failed { reason, .. } => (None, Some(reason.clone())),
+        EndReason::TimedOut { limit, .. } => (None, Some(limit.to_string())),
+        _ => (None, None),
     }
 }
 
@@ -208,7 +232,7 @@ pub(crate) fn short(duration: Duration) -> String {
 
 /// For how long a session has been held, by the database's clock: that clock's present time is the expiry minus the
 /// time left. For an expired lease, this is how long the session was held until the lease expired.
-fn held_for(holder: &Holder) -> String {
+pub(crate) fn held_for(holder: &Holder) -> String {
     let now = holder.expires_at.checked_sub(holder.expires_in).unwrap_or(holder.expires_at);
     short(now.duration_since(holder.since).unwrap_or_default())
 }

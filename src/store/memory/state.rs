@@ -10,10 +10,11 @@ use futures::channel::mpsc;
 use super::{Fault, Statements};
 use crate::{
     clock::{instant, micros},
+    history::{Ending, PastRun},
     session::{FencingToken, Holder, Label, NodeId, RunId, RunPhase, RunStage, SessionKey, StopRequest},
     store::{
-        Acquire, AcquireOutcome, Grant, Release, ReleaseOutcome, Renew, RenewOutcome, Renewed, StopOutcome,
-        StopRun, StoreError,
+        Acquire, AcquireOutcome, BreakLease, BreakOutcome, Grant, Release, ReleaseOutcome, Renew,
+        RenewOutcome, Renewed, StopOutcome, StopRun, StoreError,
     },
 };
 
@@ -31,6 +32,8 @@ pub(super) struct State {
     pub(super) sweeps_rejected: bool,
     pub(super) frozen: Vec<FrozenStatement>,
     pub(super) statements: Statements,
+    /// The runs that are over, by session and in the order of their ends.
+    pub(super) past: BTreeMap<SessionKey, Vec<PastRun>>,
     pub(super) listeners: Vec<(NodeId, mpsc::UnboundedSender<RunId>)>,
     pub(super) hints_lost: bool,
 }
@@ -88,6 +91,7 @@ impl State {
                 own
             }
             None => {
+                self.record(&item.key, Ending::TakenOver, now);
                 self.floor = now.max(self.floor + 1);
                 let row = Row {
                     run_id: item.run_id,
@@ -135,17 +139,75 @@ impl State {
         })
     }
 
-    pub(super) fn release(&mut self, item: &Release) -> ReleaseOutcome {
+    pub(super) fn release(&mut self, item: &Release, now: i64) -> ReleaseOutcome {
         match self.rows.get(&item.key) {
             Some(row) if row.run_id == item.run_id => {
                 if self.locked.contains(&item.key) {
                     return ReleaseOutcome::Locked;
                 }
-                self.rows.remove(&item.key);
+                self.remove(&item.key, Ending::Released { why: item.reason.clone() }, now);
                 ReleaseOutcome::Released
             }
             _ => ReleaseOutcome::NotFound,
         }
+    }
+
+    pub(super) fn break_lease(&mut self, item: &BreakLease, now: i64) -> BreakOutcome {
+        let row = self.rows.get(&item.key);
+        let Some(row) = row.filter(|row| row.run_id == item.run_id && row.expires_at > now) else {
+            return BreakOutcome::NotHeld;
+        };
+        if instant(row.expires_at) != item.expires_at {
+            return BreakOutcome::Renewed;
+        }
+        if self.locked.contains(&item.key) {
+            return BreakOutcome::Locked;
+        }
+        let by = item.by.as_ref().map(|by| by.as_str().to_owned());
+        let reason = item.reason.as_ref().map(|reason| reason.as_str().to_owned());
+        BreakOutcome::Broken { remaining: self.cut_short(&item.key, now, Ending::Broken { by, reason }, now) }
+    }
+
+    /// Moves the expiry of the session's lease back. If the lease ends by that, this is recorded. Returns by how much.
+    pub(super) fn cut_short(
+        &mut self,
+        key: &SessionKey,
+        expires_at: i64,
+        ending: Ending,
+        now: i64,
+    ) -> Duration {
+        if expires_at <= now {
+            self.record(key, ending, now);
+        }
+        let Some(row) = self.rows.get_mut(key) else { return Duration::ZERO };
+        between(expires_at, std::mem::replace(&mut row.expires_at, expires_at))
+    }
+
+    /// Deletes the session's row.
+    pub(super) fn remove(&mut self, key: &SessionKey, ending: Ending, now: i64) {
+        self.record(key, ending, now);
+        self.rows.remove(key);
+    }
+
+    /// Records the end of the run that the session's row is of, if there is a row. The first end of a run stays.
+    fn record(&mut self, key: &SessionKey, ending: Ending, now: i64) {
+        let Some(row) = self.rows.get(key) else { return };
+        let past = self.past.entry(key.clone()).or_default();
+        if past.iter().any(|run| run.fence == FencingToken::at_least(row.fence)) {
+            return;
+        }
+        past.push(PastRun {
+            run_id: row.run_id,
+            node: row.node,
+            label: row.label.clone(),
+            fence: FencingToken::at_least(row.fence),
+            phase: row.phase.clone(),
+            since: instant(row.acquired_at),
+            until: instant(row.expires_at.min(now)),
+            waited: None,
+            stop: row.stop.clone(),
+            ending,
+        });
     }
 
     pub(super) fn request_stop(&mut self, item: &StopRun, now: i64) -> StopOutcome {

@@ -58,6 +58,8 @@ pub(super) async fn examine(target: &Target, plan: ExaminationPlan) -> Result<Ve
     if rights.to_look {
         let table = examine_table(&mut visit).await;
         findings.extend(or_failure("table", table));
+        let history = examine_history(&mut visit).await;
+        findings.extend(or_failure("history", history.map(|finding| vec![finding])));
     }
     if rights.suffice && visit.doubt.is_none() {
         findings.push(trial::of_the_table(&mut visit).await);
@@ -209,6 +211,12 @@ async fn examine_connections(visit: &mut Visit<'_>) -> Result<Finding, StoreErro
 async fn examine_table(visit: &mut Visit<'_>) -> Result<Vec<Finding>, StoreError> {
     let table = visit.row(include_str!("examine/table.sql")).await?;
     judge::table(visit, &table)
+}
+
+async fn examine_history(visit: &mut Visit<'_>) -> Result<Finding, StoreError> {
+    let row = visit.row(include_str!("examine/history.sql")).await?;
+    let found = |column| visit.read::<bool>(&row, column);
+    Ok(Finding::history(found("has_table")?, found("has_triggers")?, found("may_insert")?))
 }
 
 /// Examines whether there is a pooler. Two open connections share a server session only behind a pooler. A setting that

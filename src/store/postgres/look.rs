@@ -8,10 +8,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{connect, connection::Connection, target::Target, working::WorkingConnection};
 use crate::{
+    history::PastRun,
     session::{Holder, SessionKey},
     store::{
-        Acquire, AcquireOutcome, Bounds, LeaseConnection, Page, Release, ReleaseOutcome, Renew, RenewOutcome,
-        StopOutcome, StopRun, StoreError,
+        Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, HistoryPage, LeaseConnection, Page,
+        Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
     },
     watch::Standby,
 };
@@ -84,6 +85,25 @@ impl LeaseConnection for LookingConnection {
 
     fn request_stop<'a>(&'a mut self, item: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
         self.inner.request_stop(item)
+    }
+
+    fn break_lease<'a>(
+        &'a mut self,
+        item: &'a BreakLease,
+    ) -> BoxFuture<'a, Result<BreakOutcome, StoreError>> {
+        self.inner.break_lease(item)
+    }
+
+    fn history<'a>(
+        &'a mut self,
+        page: &'a HistoryPage,
+    ) -> BoxFuture<'a, Result<Option<Vec<PastRun>>, StoreError>> {
+        self.prefer_the_authority();
+        self.inner.history(page)
+    }
+
+    fn sweep_history(&mut self, keep: Duration, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        self.inner.sweep_history(keep, limit)
     }
 
     fn inspect<'a>(

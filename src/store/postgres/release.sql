@@ -1,9 +1,18 @@
--- $1 accounts, $2 sessions, $3 runs. Returns one row per item. It locks and deletes only rows of the run itself
--- (invariant I4).
+-- $1 accounts, $2 sessions, $3 runs; for the history: $4 why the runs ended, $5 who asked for it, $6 details. Returns one
+-- row per item. It locks and deletes only rows of the run itself (invariant I4).
 WITH input AS (
-    SELECT account_id COLLATE "C" AS account_id, session_id COLLATE "C" AS session_id, run_id, item
-    FROM unnest($1::text[], $2::text[], $3::uuid[])
-        WITH ORDINALITY AS i (account_id, session_id, run_id, item)
+    SELECT account_id COLLATE "C" AS account_id, session_id COLLATE "C" AS session_id, run_id, item, reason, by, why
+    FROM unnest($1::text[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[])
+        WITH ORDINALITY AS i (account_id, session_id, run_id, reason, by, why, item)
+),
+-- For the triggers that write the history (see its migration). They run when the statement ends.
+told AS MATERIALIZED (
+    SELECT set_config(
+        'tenure_run.ended',
+        '{"runs": ' || json_object_agg(run_id, json_build_object('reason', reason, 'by', by, 'why', why)) || '}',
+        true
+    )
+    FROM input
 ),
 seen AS MATERIALIZED (
     SELECT i.item
@@ -32,6 +41,7 @@ SELECT
         ELSE 'not found'
     END AS verdict
 FROM input
+CROSS JOIN told
 LEFT JOIN seen s USING (item)
 LEFT JOIN locked k USING (item)
 LEFT JOIN released r USING (item)

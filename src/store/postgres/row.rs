@@ -7,8 +7,9 @@ use uuid::Uuid;
 
 use super::connection::Connection;
 use crate::{
+    history::PastRun,
     session::{FencingToken, Holder, Label, RunPhase, SessionKey, StopRequest},
-    store::{Grant, Renewed, StoreError},
+    store::{Grant, Renewed, StoreError, record},
 };
 
 /// The item that a row answers, counted from zero.
@@ -60,6 +61,24 @@ pub(super) fn holder(connection: &Connection, row: &PgRow) -> Result<Holder, Sto
     })
 }
 
+pub(super) fn past_run(connection: &Connection, row: &PgRow) -> Result<PastRun, StoreError> {
+    let waited = connection.read::<Option<i64>>(row, "waited_ms")?;
+    let by = connection.read(row, "ended_by")?;
+    let why = connection.read(row, "ended_why")?;
+    Ok(PastRun {
+        run_id: connection.read::<Uuid>(row, "run_id")?.into(),
+        node: connection.read::<Uuid>(row, "node")?.into(),
+        label: Label::new(connection.read::<&str>(row, "holder")?).map_err(unreadable(connection))?,
+        fence: fence(connection, row)?,
+        phase: RunPhase::new(connection.read::<&str>(row, "phase")?).map_err(unreadable(connection))?,
+        since: instant(connection, connection.read(row, "acquired_at")?)?,
+        until: instant(connection, connection.read(row, "ended_at")?)?,
+        waited: waited.map(|millis| Duration::from_millis(millis.try_into().unwrap_or(0))),
+        stop: stop(connection, row)?,
+        ending: record::ending(connection.read(row, "how")?, connection.read(row, "end_reason")?, by, why),
+    })
+}
+
 pub(super) fn grant(connection: &Connection, row: &PgRow) -> Result<Grant, StoreError> {
     Ok(Grant {
         fence: fence(connection, row)?,
@@ -105,7 +124,7 @@ fn instant(connection: &Connection, micros: i64) -> Result<SystemTime, StoreErro
 }
 
 /// The duration of this many microseconds. A negative number, from an expired lease, gives zero.
-fn length(micros: i64) -> Duration {
+pub(super) fn length(micros: i64) -> Duration {
     Duration::from_micros(micros.try_into().unwrap_or(0))
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
+use tokio::time::{Instant, sleep};
 
 use super::{
     connection::Connection,
@@ -10,16 +11,31 @@ use super::{
     naming::{DEFAULT, Naming},
 };
 use crate::store::{
-    Bounds, Migrated, StoreError,
+    Bounds, KeepHistory, Migrated, StoreError,
     schema::{self, Applied, Schema, SchemaConnection, Step, Unfit},
 };
 
 pub(crate) const SCHEMA: Schema = Schema {
-    steps: &[Step {
-        version: 1,
-        compatible_from: 1,
-        sql: include_str!("../../../migrations/postgres/0001_session_lease.sql"),
-    }],
+    steps: &[
+        Step {
+            version: 1,
+            compatible_from: 1,
+            is_history: false,
+            sql: include_str!("../../../migrations/postgres/0001_session_lease.sql"),
+        },
+        Step {
+            version: 2,
+            compatible_from: 1,
+            is_history: true,
+            sql: include_str!("../../../migrations/postgres/0002_run_history.sql"),
+        },
+    ],
+    needs: 1,
+    remove_history: "DROP TRIGGER IF EXISTS record_deletions ON tenure.session_lease; \
+        DROP TRIGGER IF EXISTS record_change ON tenure.session_lease; \
+        DROP FUNCTION IF EXISTS tenure.record_deletions(); \
+        DROP FUNCTION IF EXISTS tenure.record_change(); \
+        DROP TABLE IF EXISTS tenure.run_history",
     record: |Step { version, compatible_from, .. }| {
         format!(
             "INSERT INTO tenure.migration (version, compatible_from) VALUES ({version}, {compatible_from})"
@@ -31,6 +47,10 @@ pub(crate) const SCHEMA: Schema = Schema {
 pub(super) const BOUNDS: Bounds =
     Bounds { statement: Duration::from_secs(60), lock: Duration::from_secs(30) };
 
+/// How long a statement of a migration waits for the lock of a table, in milliseconds. Every statement of every run that
+/// needs the table waits behind it, so a renewal must hardly notice.
+const TABLE_LOCK: u64 = 100;
+
 const CREATE_SCHEMA: &str = "CREATE SCHEMA tenure";
 
 const MAY_CREATE: &str = "a role that migrates needs: GRANT CREATE ON DATABASE, or must own the schema tenure; \
@@ -41,9 +61,24 @@ pub(super) fn check(newest: Option<Applied>, location: &str) -> Result<(), Store
     SCHEMA.check(newest).map(drop).map_err(|unfit| unfit.at(location))
 }
 
-pub(super) async fn migrate(connection: &mut Connection) -> Result<Migrated, StoreError> {
+pub(super) async fn migrate(
+    connection: &mut Connection,
+    history: KeepHistory,
+) -> Result<Migrated, StoreError> {
     let (location, naming) = (connection.location().to_owned(), connection.naming().clone());
-    let migrated = schema::migrate(&mut Migration { connection: connection.raw(), naming: &naming }).await;
+    let mut migration = Migration { connection: connection.raw(), naming: &naming };
+    let give_up_at = Instant::now() + BOUNDS.lock;
+    let migrated = loop {
+        match schema::migrate(&mut migration, history).await {
+            // The transactions that are in the way may end in the meantime.
+            Err(MigrationFailure::Sql(error))
+                if fault::is_lock_timeout(&error) && Instant::now() < give_up_at =>
+            {
+                sleep(Duration::from_millis(fastrand::u64(TABLE_LOCK..=4 * TABLE_LOCK))).await;
+            }
+            migrated => break migrated,
+        }
+    };
     migrated.map_err(|failure| match failure {
         MigrationFailure::Unfit(unfit) => unfit.at(&location),
         MigrationFailure::Sql(error) => fault::on_statement(error, &location, &naming.text(MAY_CREATE)),
@@ -59,8 +94,8 @@ pub(super) async fn migrate(connection: &mut Connection) -> Result<Migrated, Sto
 }
 
 /// The script that sets up an empty database in one transaction, for people who run it by hand.
-pub(super) fn script(naming: &Naming) -> String {
-    let script = format!("{CREATE_SCHEMA};\n{}{}", include_str!("bootstrap.sql"), SCHEMA.script());
+pub(super) fn script(naming: &Naming, history: KeepHistory) -> String {
+    let script = format!("{CREATE_SCHEMA};\n{}{}", include_str!("bootstrap.sql"), SCHEMA.script(history));
     format!("BEGIN;\n{};\n{}COMMIT;\n", lock(naming), naming.text(&script))
 }
 
@@ -103,7 +138,12 @@ impl SchemaConnection for Migration<'_> {
     async fn begin(&mut self) -> Result<(), MigrationFailure> {
         self.execute("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
         let lock = sqlx::raw_sql(AssertSqlSafe(lock(self.naming)));
-        self.connection.execute(lock).await.map(drop).map_err(MigrationFailure::Sql)
+        self.connection.execute(lock).await.map_err(MigrationFailure::Sql)?;
+        self.execute(&format!("SET LOCAL lock_timeout = {TABLE_LOCK}")).await
+    }
+
+    async fn has_history(&mut self) -> Result<bool, MigrationFailure> {
+        self.holds(HAS_HISTORY).await
     }
 
     async fn bootstrap(&mut self) -> Result<(), MigrationFailure> {
@@ -120,6 +160,11 @@ impl SchemaConnection for Migration<'_> {
         self.connection.execute(sql).await.map(drop).map_err(MigrationFailure::Sql)
     }
 }
+
+/// Whether the table of the history exists.
+pub(super) const HAS_HISTORY: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    WHERE n.nspname = 'tenure' AND c.relname = 'run_history') AS has_history";
 
 impl Migration<'_> {
     async fn holds(&mut self, question: &'static str) -> Result<bool, MigrationFailure> {

@@ -14,6 +14,10 @@ old AS MATERIALIZED (
     LIMIT $1::bigint
     FOR UPDATE SKIP LOCKED
 ),
+-- For the triggers that write the history (see its migration).
+told AS MATERIALIZED (
+    SELECT set_config('tenure_run.ended', '{"how": "swept"}', true)
+),
 swept AS (
     DELETE FROM tenure.session_lease l
     USING old o
@@ -23,4 +27,4 @@ swept AS (
         AND l.expires_at <= clock_timestamp() - $2::bigint * interval '1 millisecond'
     RETURNING 1
 )
-SELECT count(*) AS swept FROM swept
+SELECT count(*) FILTER (WHERE told IS NOT NULL) AS swept FROM swept CROSS JOIN told

@@ -5,7 +5,7 @@
 
 use crate::{
     session::{Label, Reason, Requester, RunPhase},
-    store::{Acquire, Renew, StopRun},
+    store::{Acquire, BreakLease, Renew, StopRun, record::RecordedReason},
 };
 
 /// An item that contains texts for people.
@@ -32,6 +32,21 @@ impl Worded for StopRun {
         let by = self.by.as_ref().and_then(|by| Requester::new(ascii(by.as_str(), 255)).ok());
         let reason = self.reason.as_ref().and_then(|reason| Reason::new(ascii(reason.as_str(), 1_000)).ok());
         Self { by, reason, ..self.clone() }
+    }
+}
+
+impl Worded for BreakLease {
+    fn in_ascii(&self) -> Self {
+        let by = self.by.as_ref().and_then(|by| Requester::new(ascii(by.as_str(), 255)).ok());
+        let reason = self.reason.as_ref().and_then(|reason| Reason::new(ascii(reason.as_str(), 1_000)).ok());
+        Self { by, reason, ..self.clone() }
+    }
+}
+
+impl Worded for RecordedReason {
+    fn in_ascii(&self) -> Self {
+        let text = |text: &Option<String>, limit| text.as_ref().map(|text| ascii(text, limit));
+        Self { word: self.word, by: text(&self.by, 255), why: text(&self.why, 1_000) }
     }
 }
 

@@ -1,13 +1,16 @@
 //! The connection that works with leases. It hands each verb to the module with its SQL.
 
+use std::time::Duration;
+
 use futures::future::BoxFuture;
 
-use super::{acquire, connect, connection::Connection, read, release, renew, stop, sweep};
+use super::{acquire, breaking, connect, connection::Connection, history, read, release, renew, stop, sweep};
 use crate::{
+    history::PastRun,
     session::{Holder, SessionKey},
     store::{
-        Acquire, AcquireOutcome, LeaseConnection, Page, Release, ReleaseOutcome, Renew, RenewOutcome,
-        StopOutcome, StopRun, StoreError, VerbKind,
+        Acquire, AcquireOutcome, BreakLease, BreakOutcome, HistoryPage, LeaseConnection, Page, Release,
+        ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError, VerbKind,
     },
 };
 
@@ -71,6 +74,30 @@ impl LeaseConnection for WorkingConnection {
             }
             Ok(outcome)
         })
+    }
+
+    fn break_lease<'a>(
+        &'a mut self,
+        item: &'a BreakLease,
+    ) -> BoxFuture<'a, Result<BreakOutcome, StoreError>> {
+        Box::pin(async move {
+            let outcome = breaking::break_lease(&mut self.connection, item).await?;
+            if outcome == BreakOutcome::Locked {
+                self.connection.refuse_if_awaiting().await?;
+            }
+            Ok(outcome)
+        })
+    }
+
+    fn history<'a>(
+        &'a mut self,
+        page: &'a HistoryPage,
+    ) -> BoxFuture<'a, Result<Option<Vec<PastRun>>, StoreError>> {
+        Box::pin(history::history(&mut self.connection, page))
+    }
+
+    fn sweep_history(&mut self, keep: Duration, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(history::sweep(&mut self.connection, keep, limit))
     }
 
     fn inspect<'a>(

@@ -6,21 +6,39 @@ use futures::future::BoxFuture;
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 
 use super::{
-    acquire,
+    acquire, breaking,
     failure::Failure,
     file::{Access, DatabaseFile},
+    history::{self, Presence},
     read, release, renew, schema,
     standing::{FileIdentity, OpenFiles, Standing},
     stop, sweep,
 };
 use crate::{
+    history::PastRun,
     session::{Holder, SessionKey},
     store::{
-        Acquire, AcquireOutcome, Bounds, LeaseConnection, MAX_BATCH, Page, Release, ReleaseOutcome, Renew,
-        RenewOutcome, StopOutcome, StopRun, StoreError,
+        Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, HistoryPage, KeepHistory, LeaseConnection,
+        MAX_BATCH, Page, Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
     },
     trace,
 };
+
+/// Writes leases. If that fails because of the history, writes them without it (invariant I12).
+macro_rules! writing {
+    ($sqlite:expr, $write:expr) => {
+        match $write.await {
+            Err(failure) => match history::set_aside(&mut $sqlite, failure).await {
+                Ok(aside) => {
+                    let again = $write.await;
+                    aside.put_back(&mut $sqlite, again).await
+                }
+                Err(failure) => Err(failure),
+            },
+            done => done,
+        }
+    };
+}
 
 pub(super) struct Connection {
     pub(super) sqlite: SqliteConnection,
@@ -28,6 +46,7 @@ pub(super) struct Connection {
     bounds: Bounds,
     opened: Arc<OpenFiles>,
     only_looks: bool,
+    history: Presence,
 }
 
 impl Connection {
@@ -41,7 +60,7 @@ impl Connection {
         let there = file.there()?;
         let mut sqlite = options(&file, bounds.lock).connect().await?;
         match file.access() {
-            Access::Create => drop(schema::ensure(&mut sqlite).await?),
+            Access::Create => drop(schema::ensure(&mut sqlite, KeepHistory::AsItIs).await?),
             Access::ReadWrite | Access::ReadOnly => drop(schema::check(&mut sqlite).await?),
         }
         if file.access() != Access::ReadOnly {
@@ -65,7 +84,7 @@ impl Connection {
         there: Option<FileIdentity>,
     ) -> Result<Self, Failure> {
         let opened = file.opened(there)?;
-        Ok(Self { sqlite, file, bounds, opened, only_looks: false })
+        Ok(Self { sqlite, file, bounds, opened, only_looks: false, history: Presence::default() })
     }
 
     pub(super) fn only_looking(self) -> Self {
@@ -141,6 +160,10 @@ pub(super) async fn accept_writes(sqlite: &mut SqliteConnection) -> Result<(), F
 }
 
 async fn write_nothing(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
+    writing!(*sqlite, delete_nothing(sqlite))
+}
+
+async fn delete_nothing(sqlite: &mut SqliteConnection) -> Result<(), Failure> {
     sqlx::query("DELETE FROM tenure_session_lease WHERE false").execute(sqlite).await?;
     Ok(())
 }
@@ -154,7 +177,7 @@ impl LeaseConnection for Connection {
     ) -> BoxFuture<'a, Result<Vec<AcquireOutcome>, StoreError>> {
         Box::pin(async move {
             self.follow_to_work().await?;
-            let outcomes = acquire::acquire(&mut self.sqlite, items).await;
+            let outcomes = writing!(self.sqlite, acquire::acquire(&mut self.sqlite, items));
             self.answer(outcomes)
         })
     }
@@ -164,7 +187,7 @@ impl LeaseConnection for Connection {
             if !self.follow_runs().await? {
                 return Err(self.file.removed());
             }
-            let outcomes = renew::renew(&mut self.sqlite, items).await;
+            let outcomes = writing!(self.sqlite, renew::renew(&mut self.sqlite, items));
             self.answer(outcomes)
         })
     }
@@ -177,7 +200,8 @@ impl LeaseConnection for Connection {
             if !self.follow_runs().await? {
                 return Ok(vec![ReleaseOutcome::NotFound; items.len()]);
             }
-            let outcomes = release::release(&mut self.sqlite, items).await;
+            let outcomes =
+                writing!(self.sqlite, release::release(&mut self.sqlite, &mut self.history, items));
             self.answer(outcomes)
         })
     }
@@ -187,6 +211,37 @@ impl LeaseConnection for Connection {
             self.follow_to_work().await?;
             let outcome = stop::request(&mut self.sqlite, item).await;
             self.answer(outcome)
+        })
+    }
+
+    fn break_lease<'a>(
+        &'a mut self,
+        item: &'a BreakLease,
+    ) -> BoxFuture<'a, Result<BreakOutcome, StoreError>> {
+        Box::pin(async move {
+            self.follow_to_work().await?;
+            let outcome =
+                writing!(self.sqlite, breaking::break_lease(&mut self.sqlite, &mut self.history, item));
+            self.answer(outcome)
+        })
+    }
+
+    fn history<'a>(
+        &'a mut self,
+        page: &'a HistoryPage,
+    ) -> BoxFuture<'a, Result<Option<Vec<PastRun>>, StoreError>> {
+        Box::pin(async move {
+            self.follow_to_work().await?;
+            let runs = history::history(&mut self.sqlite, page).await;
+            self.answer(runs)
+        })
+    }
+
+    fn sweep_history(&mut self, keep: Duration, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
+        Box::pin(async move {
+            self.follow_to_work().await?;
+            let deleted = history::sweep(&mut self.sqlite, keep, limit).await;
+            self.answer(deleted)
         })
     }
 
@@ -215,7 +270,7 @@ impl LeaseConnection for Connection {
     fn sweep(&mut self, limit: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         Box::pin(async move {
             self.follow_to_work().await?;
-            let deleted = sweep::sweep(&mut self.sqlite, limit).await;
+            let deleted = writing!(self.sqlite, sweep::sweep(&mut self.sqlite, limit));
             self.answer(deleted)
         })
     }

@@ -9,7 +9,7 @@ use super::{
     connection::{accept_writes, options},
     failure::Failure,
     file::{Access, DatabaseFile},
-    schema, swallow,
+    history, schema, swallow,
 };
 use crate::{
     clock::{Clock as _, SystemClock},
@@ -78,6 +78,10 @@ async fn examine_use(
         findings.extend(examine_writes(sqlite, file).await);
         let expired = long_expired(sqlite).await;
         findings.push(expired.unwrap_or_else(|failure| failed("sweep", failure)));
+    }
+    if has_schema {
+        let history = history::examine(sqlite).await;
+        findings.push(history.unwrap_or_else(|failure| failed("history", failure)));
     }
     let samples = watch_clock(sqlite, plan.lasting).await.unwrap_or_else(|failure| {
         findings.push(failed("clock", failure));

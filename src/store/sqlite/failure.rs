@@ -50,6 +50,11 @@ impl Failure {
         matches!(self, Self::Sql(error) if primary_code(error).is_some_and(code::is_of_content))
     }
 
+    /// The disk, or the number of pages that the file may have, is used up.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self, Self::Sql(error) if primary_code(error) == Some(code::FULL))
+    }
+
     /// SQLite could not create the files beside the database that it needs for reading.
     pub(super) fn is_denied(&self) -> bool {
         let denied = [code::CANTOPEN, code::READONLY, code::PERM, code::IOERR];

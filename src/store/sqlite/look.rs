@@ -6,7 +6,10 @@
 //! each such read, the store checks that the file has not changed and that no log has appeared. So it shows nothing
 //! that was not true.
 
-use std::{io, time::SystemTime};
+use std::{
+    io,
+    time::{Duration, SystemTime},
+};
 
 use futures::future::BoxFuture;
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
@@ -15,14 +18,15 @@ use super::{
     connection::{Connection, options},
     failure::Failure,
     file::DatabaseFile,
-    read, schema,
+    history, read, schema,
     standing::FileIdentity,
 };
 use crate::{
+    history::PastRun,
     session::{Holder, SessionKey},
     store::{
-        Acquire, AcquireOutcome, Bounds, LeaseConnection, Page, Release, ReleaseOutcome, Renew, RenewOutcome,
-        StopOutcome, StopRun, StoreError,
+        Acquire, AcquireOutcome, Bounds, BreakLease, BreakOutcome, HistoryPage, LeaseConnection, Page,
+        Release, ReleaseOutcome, Renew, RenewOutcome, StopOutcome, StopRun, StoreError,
     },
 };
 
@@ -88,6 +92,17 @@ impl Unchanging {
         for _ in 0..ATTEMPTS {
             let mut look = self.begin().await?;
             let seen = read::list(&mut look.sqlite, page).await;
+            if self.is_certain(look).await? {
+                return seen;
+            }
+        }
+        Err(changing())
+    }
+
+    async fn past(&self, page: &HistoryPage) -> Result<Option<Vec<PastRun>>, Failure> {
+        for _ in 0..ATTEMPTS {
+            let mut look = self.begin().await?;
+            let seen = history::history(&mut look.sqlite, page).await;
             if self.is_certain(look).await? {
                 return seen;
             }
@@ -167,6 +182,21 @@ impl LeaseConnection for Unchanging {
     }
 
     fn request_stop<'a>(&'a mut self, _: &'a StopRun) -> BoxFuture<'a, Result<StopOutcome, StoreError>> {
+        self.denied()
+    }
+
+    fn break_lease<'a>(&'a mut self, _: &'a BreakLease) -> BoxFuture<'a, Result<BreakOutcome, StoreError>> {
+        self.denied()
+    }
+
+    fn history<'a>(
+        &'a mut self,
+        page: &'a HistoryPage,
+    ) -> BoxFuture<'a, Result<Option<Vec<PastRun>>, StoreError>> {
+        Box::pin(async move { self.past(page).await.map_err(|failure| failure.in_file(&self.file)) })
+    }
+
+    fn sweep_history(&mut self, _: Duration, _: u32) -> BoxFuture<'_, Result<u64, StoreError>> {
         self.denied()
     }
 

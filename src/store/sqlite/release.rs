@@ -5,19 +5,29 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 use sqlx::{Row as _, SqliteConnection};
 
-use super::{batch::batch, failure::Failure, read, swallow};
-use crate::store::{Release, ReleaseOutcome};
+use super::{
+    batch::batch,
+    failure::Failure,
+    history::{self, Presence},
+    read, swallow,
+};
+use crate::store::{Release, ReleaseOutcome, record::RecordedReason};
 
 pub(super) const RELEASE: &str = include_str!("release.sql");
 
 pub(super) async fn release(
     sqlite: &mut SqliteConnection,
+    presence: &mut Presence,
     items: &[Release],
 ) -> Result<Vec<ReleaseOutcome>, Failure> {
     if items.is_empty() {
         return Ok(Vec::new());
     }
-    let deleted = sqlx::query(RELEASE).bind(batch(items.iter().map(item))).fetch_all(&mut *sqlite).await?;
+    let released = batch(items.iter().map(item));
+    let deleted = history::noted(sqlite, presence, RELEASE, history::NOTE_RELEASE, |query| {
+        query.bind(released.clone())
+    });
+    let deleted = deleted.await?;
     let deleted = deleted
         .iter()
         .map(|row| Ok((row.try_get("account_id")?, row.try_get("session_id")?)))
@@ -56,6 +66,14 @@ async fn find_undeleted(
     Ok(())
 }
 
-fn item(Release { key, run_id }: &Release) -> Value {
-    json!({ "account": key.account(), "session": key.session(), "run": run_id.as_uuid().to_string() })
+fn item(Release { key, run_id, reason }: &Release) -> Value {
+    let reason = reason.as_ref().map(RecordedReason::from);
+    json!({
+        "account": key.account(),
+        "session": key.session(),
+        "run": run_id.as_uuid().to_string(),
+        "reason": reason.as_ref().map(|reason| reason.word),
+        "by": reason.as_ref().and_then(|reason| reason.by.as_deref()),
+        "why": reason.as_ref().and_then(|reason| reason.why.as_deref()),
+    })
 }

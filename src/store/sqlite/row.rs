@@ -9,7 +9,11 @@ use std::{
 use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::failure::Failure;
-use crate::session::{FencingToken, Holder, Label, RunPhase, StopRequest};
+use crate::{
+    history::PastRun,
+    session::{FencingToken, Holder, Label, RunPhase, StopRequest},
+    store::record,
+};
 
 pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
     Ok(Holder {
@@ -23,6 +27,23 @@ pub(super) fn holder(row: &SqliteRow) -> Result<Holder, Failure> {
         expires_at: instant(row, "expires_at")?,
         expires_in: remaining(row)?,
         stop: stop(row)?,
+    })
+}
+
+pub(super) fn past_run(row: &SqliteRow) -> Result<PastRun, Failure> {
+    let waited = row.try_get::<Option<i64>, _>("waited_ms")?;
+    let (reason, by, why) = (row.try_get("end_reason")?, row.try_get("ended_by")?, row.try_get("ended_why")?);
+    Ok(PastRun {
+        run_id: parsed(row, "run_id")?,
+        node: parsed(row, "node")?,
+        label: Label::new(row.try_get::<&str, _>("holder")?).map_err(|error| unreadable("holder", error))?,
+        fence: fence(row)?,
+        phase: RunPhase::new(row.try_get::<&str, _>("phase")?).map_err(|error| unreadable("phase", error))?,
+        since: instant(row, "acquired_at")?,
+        until: instant(row, "ended_at")?,
+        waited: waited.map(|millis| Duration::from_millis(millis.try_into().unwrap_or(0))),
+        stop: stop(row)?,
+        ending: record::ending(row.try_get("how")?, reason, by, why),
     })
 }
 

@@ -7,16 +7,29 @@ use tokio::time::Instant;
 
 use super::failure::Failure;
 use crate::store::{
-    Migrated,
+    KeepHistory, Migrated,
     schema::{self, Applied, Schema, SchemaConnection, Step},
 };
 
 pub(crate) const SCHEMA: Schema = Schema {
-    steps: &[Step {
-        version: 1,
-        compatible_from: 1,
-        sql: include_str!("../../../migrations/sqlite/0001_session_lease.sql"),
-    }],
+    steps: &[
+        Step {
+            version: 1,
+            compatible_from: 1,
+            is_history: false,
+            sql: include_str!("../../../migrations/sqlite/0001_session_lease.sql"),
+        },
+        Step {
+            version: 2,
+            compatible_from: 1,
+            is_history: true,
+            sql: include_str!("../../../migrations/sqlite/0002_run_history.sql"),
+        },
+    ],
+    needs: 1,
+    remove_history: "DROP TRIGGER IF EXISTS tenure_fence_end_deleted; \
+        DROP TRIGGER IF EXISTS tenure_fence_end_changed; \
+        DROP TABLE IF EXISTS tenure_run_history",
     record: |Step { version, compatible_from, .. }| {
         format!(
             "INSERT INTO tenure_migration (version, compatible_from, applied_at) \
@@ -43,8 +56,8 @@ CREATE TABLE IF NOT EXISTS tenure_migration (
 ";
 
 /// The script that sets up an empty file, for people who run it by hand.
-pub(super) fn script() -> String {
-    format!("PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n{BOOTSTRAP}{}COMMIT;\n", SCHEMA.script())
+pub(super) fn script(history: KeepHistory) -> String {
+    format!("PRAGMA journal_mode = WAL;\nBEGIN IMMEDIATE;\n{BOOTSTRAP}{}COMMIT;\n", SCHEMA.script(history))
 }
 
 /// Fails unless this release can work with the schema.
@@ -54,10 +67,10 @@ pub(super) async fn check(sqlite: &mut SqliteConnection) -> Result<Applied, Fail
 
 /// Switches the file to write-ahead logging and brings it to this release's schema. If both are already so, it only
 /// reads, so that a start never waits for a writer.
-pub(super) async fn ensure(sqlite: &mut SqliteConnection) -> Result<Migrated, Failure> {
+pub(super) async fn ensure(sqlite: &mut SqliteConnection, history: KeepHistory) -> Result<Migrated, Failure> {
     let give_up_at = Instant::now() + PATIENCE;
     loop {
-        match try_ensure(sqlite).await {
+        match try_ensure(sqlite, history).await {
             Err(failure) if failure.is_busy() && Instant::now() < give_up_at => {
                 // Jitter, so that processes that have collided once do not collide again and again.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..=25))).await;
@@ -81,12 +94,12 @@ pub(super) async fn flush_less(sqlite: &mut SqliteConnection) -> Result<bool, Fa
     Ok(uses_wal)
 }
 
-async fn try_ensure(sqlite: &mut SqliteConnection) -> Result<Migrated, Failure> {
+async fn try_ensure(sqlite: &mut SqliteConnection, history: KeepHistory) -> Result<Migrated, Failure> {
     if !uses_wal(sqlite).await? {
         sqlx::query("PRAGMA journal_mode = WAL").fetch_all(&mut *sqlite).await?;
         flush_less(sqlite).await?;
     }
-    schema::migrate(&mut Migration(sqlite)).await
+    schema::migrate(&mut Migration(sqlite), history).await
 }
 
 struct Migration<'a>(&'a mut SqliteConnection);
@@ -110,10 +123,24 @@ impl SchemaConnection for Migration<'_> {
         self.execute(BOOTSTRAP).await
     }
 
+    async fn has_history(&mut self) -> Result<bool, Failure> {
+        has_history(self.0).await
+    }
+
     async fn execute(&mut self, sql: &str) -> Result<(), Failure> {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut *self.0).await?;
         Ok(())
     }
+}
+
+/// Whether the file has the table of the history.
+pub(super) async fn has_history(sqlite: &mut SqliteConnection) -> Result<bool, Failure> {
+    let found: Vec<i64> = sqlx::query_scalar(
+        "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'tenure_run_history'",
+    )
+    .fetch_all(sqlite)
+    .await?;
+    Ok(!found.is_empty())
 }
 
 /// The newest version that the file records. `None` if it has no schema.

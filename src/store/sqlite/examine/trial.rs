@@ -9,7 +9,7 @@ use super::{journal_mode, measure_commits};
 use crate::{
     store::finding::{ExaminationPlan, Finding},
     store::{
-        StoreError,
+        KeepHistory, StoreError,
         sqlite::{
             connection::{accept_writes, options},
             file::{Access, DatabaseFile},
@@ -29,7 +29,7 @@ pub(super) async fn beside(file: &DatabaseFile, plan: ExaminationPlan) -> Result
     let failed = |failure: super::Failure| failure.in_file(file);
     let opened = options(&trial, plan.patience).connect().await;
     let mut sqlite = opened.map_err(|error| failed(error.into()))?;
-    schema::ensure(&mut sqlite).await.map_err(failed)?;
+    schema::ensure(&mut sqlite, KeepHistory::AsItIs).await.map_err(failed)?;
     accept_writes(&mut sqlite).await.map_err(failed)?;
     let mode = journal_mode(&mut sqlite, trial.path()).await.map_err(failed)?;
     let commits = measure_commits(&mut sqlite).await.map_err(failed)?;
