@@ -134,6 +134,23 @@ impl Connection {
         }
     }
 
+    /// Releases without writing the log back into the file. By default, the commit that finds the log long does so, with
+    /// flushes that may take seconds on a busy disk. Here somebody waits whose program has ended; the next acquire or
+    /// renewal writes the log back instead.
+    async fn release_at_once(&mut self, items: &[Release]) -> Result<Vec<ReleaseOutcome>, Failure> {
+        self.write_log_back_after(0).await?;
+        let outcomes = release::release(&mut self.sqlite, &mut self.history, items).await;
+        self.write_log_back_after(LONG_LOG).await?;
+        outcomes
+    }
+
+    /// `pages` is the length of the log with which a commit on this connection writes the log back. Zero is never.
+    async fn write_log_back_after(&mut self, pages: u32) -> Result<(), Failure> {
+        let pragma = sqlx::AssertSqlSafe(format!("PRAGMA wal_autocheckpoint = {pages}"));
+        sqlx::query(pragma).persistent(false).fetch_all(&mut self.sqlite).await?;
+        Ok(())
+    }
+
     pub(super) fn look(&self) -> Result<Standing, StoreError> {
         self.file.look(&self.opened)
     }
@@ -148,6 +165,9 @@ impl Connection {
         }
     }
 }
+
+/// SQLite's own default, in pages.
+const LONG_LOG: u32 = 1_000;
 
 /// Fails if the file cannot be written. SQLite opens a write-protected file read-only and reports no error, so this
 /// runs a write that matches no row.
@@ -200,8 +220,7 @@ impl LeaseConnection for Connection {
             if !self.follow_runs().await? {
                 return Ok(vec![ReleaseOutcome::NotFound; items.len()]);
             }
-            let outcomes =
-                writing!(self.sqlite, release::release(&mut self.sqlite, &mut self.history, items));
+            let outcomes = writing!(self.sqlite, self.release_at_once(items));
             self.answer(outcomes)
         })
     }
@@ -355,6 +374,25 @@ mod tests {
         assert!(connection.inspect(&keys).await.unwrap().iter().all(Option::is_none));
         let outcomes = connection.acquire(&items).await.unwrap();
         assert!(outcomes.iter().all(|outcome| matches!(outcome, AcquireOutcome::Granted(_))));
+    }
+
+    #[tokio::test]
+    async fn a_release_leaves_a_long_log_to_the_next_acquire() {
+        let (dir, mut connection) = new_file().await;
+        let written_back = || std::fs::metadata(dir.path().join("t.db")).unwrap().len();
+        let item = acquires(1).remove(0);
+        connection.acquire(std::slice::from_ref(&item)).await.unwrap();
+        connection.write_log_back_after(0).await.unwrap();
+        let fill = "CREATE TABLE filler (data BLOB); INSERT INTO filler VALUES (zeroblob(6000000));";
+        sqlx::raw_sql(fill).execute(&mut connection.sqlite).await.unwrap();
+        let before = written_back();
+        let released = connection
+            .release(&[Release { key: item.key, run_id: item.run_id, reason: None }])
+            .await
+            .unwrap();
+        assert_eq!((released, written_back()), (vec![ReleaseOutcome::Released], before));
+        connection.acquire(&acquires(1)).await.unwrap();
+        assert!(written_back() > before);
     }
 
     #[tokio::test]
