@@ -830,7 +830,7 @@ async fn arguments(admin: &mut PgConnection, series: &str) -> [String; 4] {
     [
         format!("acquire({accounts}, {sessions}, {uuids}, {uuids}, {accounts}, {accounts}, {numbers})"),
         format!("renew({accounts}, {sessions}, {uuids}, {numbers}, {numbers}, {accounts}, {accounts})"),
-        format!("release({accounts}, {sessions}, {uuids})"),
+        format!("release({accounts}, {sessions}, {uuids}, {accounts}, {accounts}, {accounts})"),
         format!("inspect({accounts}, {sessions})"),
     ]
 }
