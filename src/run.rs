@@ -4,7 +4,10 @@ use std::{fmt, future::Future, sync::Arc};
 
 use actix::Recipient;
 
-use crate::end::{EndReason, Ended};
+use crate::{
+    end::{EndReason, Ended},
+    origin::farewell,
+};
 
 #[cfg(all(unix, feature = "process"))]
 mod child;
@@ -103,6 +106,9 @@ impl Drop for Run {
             return;
         }
         self.end(if std::thread::panicking() { EndReason::Panicked } else { EndReason::Dropped });
+        if self.context.shared.is_deserted() && self.context.shared.has_work_ended() {
+            farewell(|released| self.context.actor.do_send(RunMessage::Farewell(released)));
+        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::{
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc,
     },
     thread::JoinHandle,
     time::Duration,
@@ -32,7 +31,7 @@ use crate::{
     end::Limit,
     error::{Closed, QueryError},
     event::{EventSource, RunEvent},
-    origin::Origin,
+    origin::{Deserted, Origin, farewell},
     session::{Label, NodeId, RunId, SessionKey, SessionStatus},
     store::{HistoryPage, Page, SharedStore, StoreError},
     watch::{Observed, Standby},
@@ -62,9 +61,9 @@ pub use stop::{Asked, StopAnswer, StopBuilder};
 /// on its own operating-system thread, with its own connections. [Watching](Self::watch) uses a second thread.
 ///
 /// Dropping the last handle cancels every run and releases each session as its work ends. The drop waits for releases
-/// that are under way, for half a second at most, so that a `main` that returns right after a run has ended leaves no
-/// lease behind. It does not wait for work. In a spawned task it waits for nothing, because it would hold up other
-/// tasks. If the process exits before a release, the lease expires. [`shutdown`](Self::shutdown) is the clean way.
+/// that are under way, for half a second at most. So does the drop of a [`Run`] after that. So a `main` that returns
+/// right after a run has ended leaves no lease behind. Neither waits for work that goes on. In a spawned task they wait
+/// for nothing, because they would hold up other tasks. If the process exits before a release, the lease expires. [`shutdown`](Self::shutdown) is the clean way.
 ///
 /// After a `fork`, the supervisor and its runs belong to the parent. In the child every call returns at once, with
 /// [`Closed`] or with a run that is not held. Start another supervisor in the child.
@@ -107,6 +106,7 @@ struct Inner {
     is_closing: AtomicBool,
     report: Arc<OnceLock<ShutdownReport>>,
     history_kept: Duration,
+    is_deserted: Deserted,
     origin: Origin,
 }
 
@@ -452,16 +452,9 @@ impl Drop for Inner {
             return;
         }
         self.registry.do_send(Shutdown { grace: self.timing.stop_grace(), reply: None });
-        let has_thread = self.host.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
-        // If this thread runs a task, blocking it may keep other work on the thread from ending, and so delay the
-        // release of that work's session.
-        if has_thread && tokio::task::try_id().is_none() {
-            let (released, are_released) = mpsc::channel();
-            self.registry.do_send(Farewell { released });
-            let _ = are_released.recv_timeout(LONGEST_FAREWELL);
+        if self.host.get_mut().unwrap_or_else(PoisonError::into_inner).is_some() {
+            self.is_deserted.set();
+            farewell(|released| self.registry.do_send(Farewell { released }));
         }
     }
 }
-
-/// How long the drop of the last handle waits for releases under way.
-const LONGEST_FAREWELL: Duration = Duration::from_millis(500);

@@ -90,8 +90,9 @@ fn a_database_is_examined_whatever_runtime_there_is() {
 fn a_main_that_returns_right_after_its_run_leaves_nothing_behind() {
     const ITS_DATABASE: &str = "TENURE_TEST_MAIN_URL";
     const ITS_RUNTIME: &str = "TENURE_TEST_MAIN_RUNTIME";
+    const RUN_LAST: &str = "TENURE_TEST_MAIN_DROPS_ITS_RUN_LAST";
     if let (Ok(url), Ok(runtime)) = (env::var(ITS_DATABASE), env::var(ITS_RUNTIME)) {
-        let main = early_end(url);
+        let main = early_end(url, env::var_os(RUN_LAST).is_some());
         let _ended_early = match runtime.as_str() {
             "many threads" => Builder::new_multi_thread().enable_all().build().unwrap().block_on(main),
             "one thread" => Builder::new_current_thread().enable_all().build().unwrap().block_on(main),
@@ -101,18 +102,27 @@ fn a_main_that_returns_right_after_its_run_leaves_nothing_behind() {
         process::exit(0);
     }
     for runtime in ["many threads", "one thread", "none"] {
-        let database = Database::new();
-        let mut main = process::Command::new(env::current_exe().unwrap());
-        main.args(["--exact", "a_main_that_returns_right_after_its_run_leaves_nothing_behind"]);
-        assert!(main.env(ITS_DATABASE, &database.url).env(ITS_RUNTIME, runtime).status().unwrap().success());
-        let state = async { database.supervisor().await.inspect(&key()).await.unwrap().state };
-        assert_eq!(block_on(state), SessionState::Idle, "{runtime}");
+        for is_run_last in [false, true] {
+            let database = Database::new();
+            let mut main = process::Command::new(env::current_exe().unwrap());
+            main.args(["--exact", "a_main_that_returns_right_after_its_run_leaves_nothing_behind"]);
+            main.env(ITS_DATABASE, &database.url).env(ITS_RUNTIME, runtime);
+            if is_run_last {
+                main.env(RUN_LAST, "yes");
+            }
+            assert!(main.status().unwrap().success());
+            let state = async { database.supervisor().await.inspect(&key()).await.unwrap().state };
+            assert_eq!(block_on(state), SessionState::Idle, "{runtime}, run last: {is_run_last}");
+        }
     }
 }
 
-async fn early_end(url: String) -> Result<(), &'static str> {
+async fn early_end(url: String, is_run_last: bool) -> Result<(), &'static str> {
     let supervisor = LeaseSupervisor::builder(url).start().await.unwrap();
     let _run = supervisor.acquire(&key()).await.unwrap();
+    if is_run_last {
+        drop(supervisor);
+    }
     Err("an error on the way")
 }
 

@@ -3,7 +3,10 @@
 //! This file handles the inputs: answers of the database, messages, and time. Each goes to the state machine of the
 //! [lease](crate::lease). [`acting`] then carries out what the machine decides.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use actix::{
     Actor, AsyncContext, Context, Handler, Message, Recipient, SpawnHandle, WrapFuture, fut::ActorFutureExt,
@@ -20,6 +23,7 @@ use crate::{
     end::EndReason,
     event::EventSender,
     lease::{Lease, Released, Renewal},
+    origin::Deserted,
     run::{RunMessage, Shared},
     session::{RunId, RunPhase, RunStage, SessionKey},
     store::{Release, ReleaseOutcome, Renew, RenewOutcome, StoreError},
@@ -37,6 +41,8 @@ pub(crate) struct RunActor {
     last_error: Option<StoreError>,
     /// For a listener to this run only.
     own_events: Option<EventSender>,
+    /// Dropped with the actor. That tells those who wait for its end.
+    farewells: Vec<mpsc::Sender<()>>,
     span: Span,
 }
 
@@ -51,6 +57,7 @@ pub(crate) struct RunLinks {
     pub(crate) registry: Recipient<RunFinished>,
     /// The schema that holds the leases, for pins in transactions of the host.
     pub(crate) schema: Arc<str>,
+    pub(crate) is_deserted: Deserted,
 }
 
 /// A clock may have jumped, or the lease is in doubt.
@@ -85,7 +92,7 @@ impl RunActor {
         own_events: Option<EventSender>,
     ) -> Self {
         let span = shared.span();
-        Self { lease, shared, links, timer: None, last_error: None, own_events, span }
+        Self { lease, shared, links, timer: None, last_error: None, own_events, farewells: Vec::new(), span }
     }
 
     fn arm(&mut self, ctx: &mut Context<Self>) {
@@ -245,6 +252,7 @@ impl Handler<RunMessage> for RunActor {
                 self.bound_the_release(ctx);
             }
             RunMessage::PhaseChanged => return look_at_the_phase_soon(ctx),
+            RunMessage::Farewell(released) => return self.farewells.push(released),
         }
         self.act(ctx);
     }

@@ -1,6 +1,6 @@
 //! The messages to a run's actor.
 
-use std::time::Duration;
+use std::{sync::mpsc, time::Duration};
 
 use actix::Message;
 
@@ -20,4 +20,6 @@ pub(crate) enum RunMessage {
     WorkEnded(EndReason),
     /// The work has set a new phase.
     PhaseChanged,
+    /// The process may be about to end. The sender is dropped with the actor, when the release is known.
+    Farewell(mpsc::Sender<()>),
 }

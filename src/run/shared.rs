@@ -25,7 +25,7 @@ use crate::{
     config::Timing,
     end::{EndReason, Ended},
     event::RunRef,
-    origin::Origin,
+    origin::{Deserted, Origin},
     session::{FencingToken, RunId, RunPhase, RunStage, SessionKey, StopRequest},
 };
 
@@ -43,6 +43,7 @@ pub(crate) struct Shared {
         allow(dead_code, reason = "nothing can be pinned")
     )]
     pub(super) schema: Arc<str>,
+    is_deserted: Deserted,
     clock: SharedClock,
     pub(crate) timing: Timing,
     trust: Trust,
@@ -87,6 +88,7 @@ pub(crate) struct Start {
     pub(crate) expires_at_micros: i64,
     pub(crate) phase: RunPhase,
     pub(crate) schema: Arc<str>,
+    pub(crate) is_deserted: Deserted,
     pub(crate) span: Span,
 }
 
@@ -101,6 +103,7 @@ impl Shared {
             expires_at_micros,
             phase,
             schema,
+            is_deserted,
             span,
         } = start;
         Self {
@@ -109,6 +112,7 @@ impl Shared {
             fence,
             acquired_at_micros,
             schema,
+            is_deserted,
             clock,
             timing,
             trust: Trust::until(trusted_until),
@@ -218,6 +222,10 @@ impl Shared {
     }
 
     /// Whether this process is the one that looks after the run, and not a fork of it.
+    pub(super) fn is_deserted(&self) -> bool {
+        self.is_deserted.get()
+    }
+
     pub(super) fn is_of_this_process(&self) -> bool {
         self.origin.is_this_process()
     }

@@ -36,7 +36,7 @@ use crate::{
     error::StartError,
     event::{EventSender, RunEvent, forward},
     limits,
-    origin::Origin,
+    origin::{Deserted, Origin},
     pulse::{Pulse, Pulses},
     session::{Label, NodeId},
     store::SharedStore,
@@ -139,7 +139,7 @@ impl Plan {
         if self.hints {
             base.hear_hints(registry.clone(), busy, self.connections.listen_after());
         }
-        let Base { timing, clock, over, goodbyes, events, node, location, report, .. } = base;
+        let Base { timing, clock, over, goodbyes, events, node, location, report, is_deserted, .. } = base;
         let inner = Inner {
             registry,
             queries,
@@ -157,6 +157,7 @@ impl Plan {
             is_closing: AtomicBool::new(false),
             report,
             history_kept: self.history_kept,
+            is_deserted,
             origin: Origin::here(),
         };
         Ok(Started { inner, watcher, over, goodbyes })
@@ -219,6 +220,7 @@ struct Base {
     goodbyes: TaskTracker,
     /// Where the report of a shutdown is left.
     report: Arc<OnceLock<ShutdownReport>>,
+    is_deserted: Deserted,
 }
 
 impl Base {
@@ -234,6 +236,7 @@ impl Base {
             over: CancellationToken::new(),
             goodbyes: TaskTracker::new(),
             report: Arc::default(),
+            is_deserted: Deserted::default(),
         }
     }
 
@@ -284,6 +287,7 @@ impl Base {
                 events: self.events.clone(),
                 registry: ctx.address().recipient(),
                 schema: self.store.schema_name().into(),
+                is_deserted: self.is_deserted.clone(),
             };
             let links = Links {
                 node: self.node,

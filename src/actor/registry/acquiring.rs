@@ -227,6 +227,7 @@ impl Registry {
             expires_at_micros: grant.expires_at_micros,
             phase: first.phase.clone(),
             schema: self.links.run.schema.clone(),
+            is_deserted: self.links.run.is_deserted.clone(),
             span,
         };
         let links = RunLinks { timing: first.timing, ..self.links.run.clone() };
