@@ -28,7 +28,7 @@
 //! registry. It is never restarted. When the registry ends, it cancels the root of all tokens, and with it every run.
 
 pub(crate) mod acquisition;
-mod call;
+pub(crate) mod call;
 pub(crate) mod hints;
 pub(crate) mod lane;
 pub(crate) mod means;

@@ -237,6 +237,10 @@ fn check_relations(timing: &Timing) -> Result<(), ConfigError> {
     Ok(())
 }
 
+pub(crate) fn check_connect_timeout(timeout: Duration) -> Result<(), ConfigError> {
+    between("connect_timeout", timeout, Settings::LEAST_PART, Settings::GREATEST_TTL, "20 ms and 24 hours")
+}
+
 fn between(
     setting: &'static str,
     value: Duration,
@@ -354,6 +358,15 @@ mod tests {
             let error = Timing::for_ttl(ttl).unwrap_err().to_string();
             assert!(error.contains("ttl") && error.contains("1 second and 24 hours"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_time_to_connect_that_cannot_work_is_refused_by_its_bounds() {
+        for timeout in [Duration::ZERO, Duration::from_millis(19), Duration::MAX] {
+            let error = check_connect_timeout(timeout).unwrap_err().to_string();
+            assert!(error.contains("connect_timeout") && error.contains("20 ms and 24 hours"), "{error}");
+        }
+        assert_eq!(check_connect_timeout(Duration::from_secs(5)), Ok(()));
     }
 
     #[test]

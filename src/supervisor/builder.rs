@@ -20,7 +20,7 @@ use super::{
 use crate::pulse::Pulse;
 use crate::{
     clock::{SharedClock, SystemClock},
-    config::Settings,
+    config::{Settings, check_connect_timeout},
     end::Limit,
     error::StartError,
     event::RunEvent,
@@ -158,7 +158,7 @@ impl LeaseSupervisorBuilder {
         self
     }
 
-    /// How long one attempt to connect may take, at [`start`](Self::start) and later. Default: 5 s.
+    /// How long one attempt to connect may take, at [`start`](Self::start) and later. Default: 5 s. From 20 ms to 24 h.
     ///
     /// It does not depend on the ttl: connections are opened before they are needed, and a statement's time begins when
     /// the statement is sent. Connecting with TLS and a password takes about twelve round trips.
@@ -378,6 +378,7 @@ impl LeaseSupervisorBuilder {
 
     fn plan(self) -> Result<Plan, StartError> {
         let timing = self.settings.check()?;
+        check_connect_timeout(self.connect_timeout)?;
         let store = self.store()?;
         let label = self.holder.map(Label::new).transpose()?;
         Ok(Plan {

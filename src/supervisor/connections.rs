@@ -9,7 +9,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    actor::pool::{Pool, PoolPlan, Urgency},
+    actor::{
+        call::caught,
+        pool::{Pool, PoolPlan, Urgency},
+    },
     backoff::backoff,
     config::Timing,
     error::StartError,
@@ -229,9 +232,14 @@ const SHORTEST_CHECK: Duration = Duration::from_millis(200);
 const LONGEST_CHECK: Duration = Duration::from_secs(5);
 
 impl Pools {
+    /// Opens the connections. A panic of the driver is an error.
+    pub(super) async fn open(&self, timing: &Timing, within: Duration) -> Result<(), StartError> {
+        caught(self.queries.location(), async { Ok(self.try_open(timing, within).await) }).await?
+    }
+
     /// Opens one connection first, and then the others together, so that a database that has to be created is created
     /// once.
-    pub(super) async fn open(&self, timing: &Timing, within: Duration) -> Result<(), StartError> {
+    async fn try_open(&self, timing: &Timing, within: Duration) -> Result<(), StartError> {
         opened(&self.queries, within).await?;
         check_line(&self.queries, timing).await?;
         let others =
