@@ -141,6 +141,23 @@ async fn a_path_names_a_session_byte_for_byte() {
 }
 
 #[actix_web::test]
+async fn a_prefix_that_is_not_utf_8_is_the_clients_mistake_too() {
+    let (sessions, _store) = sessions().await;
+    let inner = Router::new().route("/{session}", any(named)).with_state(sessions.clone());
+    for path in ["/%FF/chat-9", "/acct-1/%FF"] {
+        let asked = Asked { path, ..Asked::default() };
+        let by_axum = ask_axum(Router::new().nest("/{account}", inner.clone()), asked).await;
+        assert!(by_axum.is_problem(400, "invalid"), "{path}: {by_axum:?}");
+        let on_actix_web = |app: &mut web::ServiceConfig| {
+            let scope = web::scope("/{account}").route("/{session}", web::to(named));
+            app.app_data(sessions.clone()).service(scope);
+        };
+        let by_actix_web = ask_actix_web(on_actix_web, asked).await;
+        assert!(by_actix_web.is_problem(400, "invalid"), "{path}: {by_actix_web:?}");
+    }
+}
+
+#[actix_web::test]
 async fn a_header_names_a_session_if_it_is_there_once() {
     let (sessions, _store) = sessions().await;
     let sessions = sessions.account(KeyPart::fixed("acct-1")).session(KeyPart::header("X-Chat"));
@@ -171,6 +188,11 @@ async fn a_mistake_of_the_service_is_500() {
     let asked = Asked { path: "/chat-9", ..Asked::default() };
     let without_account = answer(&sessions, "/{session}", asked).await;
     assert!(without_account.is_problem(500, "misconfigured"), "{without_account:?}");
+    for name in ["", "x chat", "x-chat:", "é"] {
+        let sessions = sessions.clone().account(KeyPart::header(name));
+        let no_header = answer(&sessions, "/{session}", asked).await;
+        assert!(no_header.is_problem(500, "misconfigured"), "{name}: {no_header:?}");
+    }
     let app = |app: &mut web::ServiceConfig| {
         app.route("/{account}", web::to(named));
     };

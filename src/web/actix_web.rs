@@ -63,11 +63,11 @@ impl FromRequest for RequestedSession {
 }
 
 impl Head for HttpRequest {
-    fn param(&self, name: &str) -> Option<String> {
+    fn param(&self, name: &str) -> Result<Option<String>, Problem> {
         // The router has decoded everything but `%25`, `%2F` and `%2B`, so that these do not look like what they stand
         // for.
-        let value = percent_decode_str(self.match_info().get(name)?).decode_utf8_lossy();
-        Some(value.into_owned())
+        let decoded = |value| percent_decode_str(value).decode_utf8_lossy().into_owned();
+        Ok(self.match_info().get(name).map(decoded))
     }
 
     fn path(&self) -> &str {

@@ -1,7 +1,7 @@
 //! The answers and the extractor on axum.
 
 use ::axum::{
-    extract::{FromRef, FromRequestParts, RawPathParams},
+    extract::{FromRef, FromRequestParts, RawPathParams, rejection::RawPathParamsRejection},
     response::{IntoResponse, Response},
 };
 use http::{HeaderName, HeaderValue, StatusCode, request::Parts};
@@ -47,19 +47,26 @@ where
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let params = RawPathParams::from_request_parts(parts, state).await;
-        Sessions::from_ref(state).find(&OnAxum { params: params.as_ref().ok(), parts })
+        Sessions::from_ref(state).find(&OnAxum { params: params.as_ref(), parts })
     }
 }
 
 struct OnAxum<'a> {
-    params: Option<&'a RawPathParams>,
+    params: Result<&'a RawPathParams, &'a RawPathParamsRejection>,
     parts: &'a Parts,
 }
 
 impl Head for OnAxum<'_> {
-    fn param(&self, name: &str) -> Option<String> {
-        let mut params = self.params.into_iter().flatten();
-        params.find(|(own, _)| *own == name).map(|(_, value)| value.to_owned())
+    fn param(&self, name: &str) -> Result<Option<String>, Problem> {
+        match self.params {
+            Ok(params) => {
+                let found = params.iter().find(|(own, _)| *own == name);
+                Ok(found.map(|(_, value)| value.to_owned()))
+            }
+            // In a nested router, the rest of the path may be UTF-8.
+            Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) => Err(Problem::not_utf8()),
+            Err(_) => Ok(None),
+        }
     }
 
     fn path(&self) -> &str {

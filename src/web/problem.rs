@@ -22,7 +22,7 @@ use crate::{
 /// | the service is draining | 503 | `urn:tenure:draining` | 1 s |
 /// | the supervisor has ended | 503 | `urn:tenure:closed` | 1 s |
 /// | waiting does not help: no schema, no right, a setting that cannot work | 500 | `urn:tenure:misconfigured` | |
-/// | a key or another text cannot be stored | 400 | `urn:tenure:invalid` | |
+/// | a key, a label, a phase or a name cannot be stored; it is assumed to come from the client | 400 | `urn:tenure:invalid` | |
 /// | the request has no [account](super::AccountId) | 403 | `urn:tenure:no-account` | |
 /// | somebody stopped the run | 410 | `urn:tenure:stopped` | |
 /// | the run reached a limit | 504 | `urn:tenure:timed-out` | |
@@ -128,7 +128,11 @@ impl Problem {
     }
 
     pub(super) fn invalid(detail: impl fmt::Display) -> Self {
-        Self::new(400, "urn:tenure:invalid", "The request names no session that can be held", detail)
+        Self::new(400, "urn:tenure:invalid", "The request has a part that cannot be used", detail)
+    }
+
+    pub(super) fn not_utf8() -> Self {
+        Self::invalid("the path is not UTF-8")
     }
 
     pub(super) fn no_account() -> Self {

@@ -87,7 +87,8 @@ impl KeyPart {
         Self(Source::Path(name.into()))
     }
 
-    /// In the header of this name, as it is. If the header is not there exactly once, the answer is 400.
+    /// In the header of this name, as it is. If the header is not there exactly once, the answer is 400. A name
+    /// that no header can have is a mistake of the service: 500.
     ///
     /// A client can write what it likes into a header.
     pub fn header(name: impl Into<Cow<'static, str>>) -> Self {
@@ -109,10 +110,13 @@ impl KeyPart {
             Source::Path(name) => {
                 // Frameworks may replace what is not UTF-8. Then different names would name one session.
                 if percent_decode_str(request.path()).decode_utf8().is_err() {
-                    return Err(Problem::invalid("the path is not UTF-8"));
+                    return Err(Problem::not_utf8());
                 }
                 let missing = || format!("the route has no parameter {name:?}, which names a session");
-                request.param(name).ok_or_else(|| Problem::misconfigured(missing()))
+                request.param(name)?.ok_or_else(|| Problem::misconfigured(missing()))
+            }
+            Source::Header(name) if !is_token(name) => {
+                Err(Problem::misconfigured(format_args!("{name:?} cannot be the name of a header")))
             }
             Source::Header(name) => match request.header(name)[..] {
                 [value] => match str::from_utf8(value) {
@@ -127,6 +131,12 @@ impl KeyPart {
             }
         }
     }
+}
+
+/// Whether HTTP allows this as the name of a header (RFC 9110, section 5.6.2).
+fn is_token(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_allowed)
 }
 
 /// The account that the service's own authentication has found. It puts this into the request's extensions, before the
@@ -152,7 +162,10 @@ pub struct AccountId(pub String);
 /// What is read of a request.
 pub(super) trait Head {
     /// A parameter of the path, percent-decoded.
-    fn param(&self, name: &str) -> Option<String>;
+    ///
+    /// # Errors
+    /// The answer to a path that the framework cannot read.
+    fn param(&self, name: &str) -> Result<Option<String>, Problem>;
     /// The path as it was sent.
     fn path(&self) -> &str;
     fn header(&self, name: &str) -> Vec<&[u8]>;
