@@ -205,9 +205,15 @@ impl<F> Scope<F> {
         }
         shared.until_over().await;
         // The first reason decides, so that everybody sees the same result.
-        match (shared.ended(), value) {
-            (ended, Some(value)) if ended.reason == own => Ok(value),
-            (ended, value) => Err(ScopeError::new(ended, value)),
+        let ended = shared.ended();
+        let is_own = match (&ended.reason, &own) {
+            // The work had said before that it has failed, perhaps in other words.
+            (EndReason::Failed { .. }, EndReason::Failed { .. }) => true,
+            (reason, own) => reason == own,
+        };
+        match value {
+            Some(value) if is_own => Ok(value),
+            value => Err(ScopeError::new(ended, value)),
         }
     }
 }

@@ -122,6 +122,21 @@ fn work_that_says_it_has_failed_is_told_to_end_and_the_first_failure_stays() {
 }
 
 #[test]
+fn work_gets_its_error_back_in_whatever_words_it_has_said_that_it_failed() {
+    simulate(async |sim| {
+        let supervisor = supervisor(&sim).await;
+        for said in ["no such model", "in other words"] {
+            let run = held(&supervisor, "chat").await;
+            let failing = run.try_scope(async |ctx| {
+                ctx.fail(said);
+                Err::<(), _>(no_model())
+            });
+            assert_eq!(failing.await.unwrap().unwrap_err().to_string(), "no such model", "{said}");
+        }
+    });
+}
+
+#[test]
 fn work_that_ignores_its_own_failure_is_dropped_after_the_grace() {
     simulate(async |sim| {
         let supervisor = supervisor(&sim).await;
