@@ -67,7 +67,8 @@ impl AcquireError {
         !matches!(self, Self::Unavailable(_) | Self::Closed(_))
     }
 
-    /// Whether the same request to this supervisor may succeed later.
+    /// Whether the same request to this supervisor may succeed later. If the supervisor is draining or has ended, it
+    /// cannot, but another server's may: then ask there.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Busy(_) | Self::AccountLimit { .. } | Self::Unavailable(_) | Self::NotAcquired(_) => true,

@@ -210,7 +210,9 @@
 //! - `cli`: the command `tenure`.
 //! - `serde`: `Serialize` for every value that a server may show to its clients, and `Deserialize` for those that a
 //!   client may read: keys, ids, labels and phases with the checks of their constructors, refusals ([`Busy`]), holders,
-//!   states, requests to stop, and ends.
+//!   states, requests to stop, and ends. Later releases may add fields, which this one ignores, and words for stages,
+//!   states and reasons, which it refuses. Where clients may be older than the server, let them read such words as
+//!   plain text.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -130,6 +130,9 @@ impl LeaseSupervisor {
 
     /// Asks for a session. The request is sent when it is awaited.
     ///
+    /// Keep a handle of the supervisor for as long as the run works. A run does not do that: dropping the last handle
+    /// ends it as [`Shutdown`](crate::EndReason::Shutdown).
+    ///
     /// # Errors
     /// See [`AcquireError`](crate::AcquireError): `Busy` is certain, `Unavailable` is not.
     ///
@@ -403,10 +406,10 @@ impl LeaseSupervisor {
     /// Ends the supervisor. New acquires are refused at once, every run is told `Shutdown`, and each session is
     /// released as its work ends. Work that has not ended after `grace` is dropped.
     ///
-    /// Returns when all is done. That takes no longer than the sum of `grace`, half of the longest
-    /// `safety_margin` of any run, twice `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database that does not
-    /// answer when a connection is closed. A second call can only shorten the grace. After the supervisor has ended,
-    /// each call returns the same report.
+    /// Returns when all is done. That takes no longer than the sum of `grace`, half of the longest `safety_margin` of
+    /// any run, twice `renew_timeout`, and 1.5 s. The 1.5 s are for a pause between two releases, and for a database
+    /// that does not answer when a connection is closed. A second call can only shorten the grace. After the supervisor
+    /// has ended, each call returns the same report.
     ///
     /// # Cancel safety
     /// The shutdown begins when this is first polled and goes on if the future is dropped.

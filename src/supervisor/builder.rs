@@ -207,8 +207,8 @@ impl LeaseSupervisorBuilder {
 
     /// How many connections there are, and which statements share them. Default: [`Connections::PerVerb`].
     ///
-    /// [`start`](Self::start) opens them, unless it is [lazy](Self::lazy). So does the first acquire after a minute without a session. A session is
-    /// granted only while the connections that will renew and release it are open.
+    /// [`start`](Self::start) opens them, unless it is [lazy](Self::lazy). So does the first acquire after a minute
+    /// without a session. A session is granted only while the connections that will renew and release it are open.
     pub fn connections(mut self, connections: Connections) -> Self {
         self.connections = connections;
         self
