@@ -61,9 +61,10 @@ pub use stop::{Asked, StopAnswer, StopBuilder};
 /// on its own operating-system thread, with its own connections. [Watching](Self::watch) uses a second thread.
 ///
 /// Dropping the last handle cancels every run and releases each session as its work ends. The drop waits for releases
-/// that are under way, for half a second at most. So does the drop of a [`Run`] after that. So a `main` that returns
-/// right after a run has ended leaves no lease behind. Neither waits for work that goes on. In a spawned task they wait
-/// for nothing, because they would hold up other tasks. If the process exits before a release, the lease expires. [`shutdown`](Self::shutdown) is the clean way.
+/// that are under way, for half a second at most. So does the drop of a [`Run`](crate::Run) after that. So a `main` that
+/// returns right after a run has ended leaves no lease behind. Neither waits for work that goes on. In a spawned task
+/// they wait for nothing, because they would hold up other tasks. If the process exits before a release, the lease
+/// expires. [`shutdown`](Self::shutdown) is the clean way.
 ///
 /// After a `fork`, the supervisor and its runs belong to the parent. In the child every call returns at once, with
 /// [`Closed`] or with a run that is not held. Start another supervisor in the child.
