@@ -284,6 +284,7 @@ pub enum ConfigError {
          time-outs of all statements derive from the supervisor's; give the supervisor the shortest ttl, and longer \
          ones to single requests"
     )]
+    #[non_exhaustive]
     ShorterTtl {
         /// The ttl of the request.
         ttl: Duration,

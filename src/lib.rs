@@ -150,6 +150,7 @@
 //! | `tenure::acquire` | requests for sessions that were not granted |
 //! | `tenure::store` | connections, statements, and what the database says |
 //! | `tenure::supervisor` | the supervisor, and clocks of its machine that jump |
+//! | `tenure::web` | answers to HTTP requests that keep back what went wrong |
 //!
 //! Each run has a span `run` with the fields `account`, `session`, `run_id` and `fence`. Its target is `tenure::run`, and
 //! its level is `ERROR`, so that a filter which lets through any event of a run also lets through which run it is. It is

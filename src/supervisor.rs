@@ -34,6 +34,7 @@ use crate::{
     origin::{Deserted, Origin, farewell},
     session::{Label, NodeId, RunId, SessionKey, SessionStatus},
     store::{HistoryPage, Page, SharedStore, StoreError},
+    trace,
     watch::{Observed, Standby},
 };
 
@@ -336,7 +337,7 @@ impl LeaseSupervisor {
                 Ok(some) if some < u64::from(SWEEP_BATCH) => return Ok(()),
                 Ok(_) => {}
                 Err(QueryError::Store(error @ StoreError::PermissionDenied { .. })) => {
-                    tracing::warn!(%error, "the history was not swept");
+                    tracing::warn!(target: trace::STORE, %error, "the history was not swept");
                     return Ok(());
                 }
                 Err(error) => return Err(error),

@@ -17,6 +17,9 @@ pub(crate) const ACQUIRE: &str = "tenure::acquire";
 pub(crate) const STORE: &str = "tenure::store";
 /// The supervisor itself, and the machine that it lives on.
 pub(crate) const SUPERVISOR: &str = "tenure::supervisor";
+/// Answers to HTTP requests.
+#[cfg(any(feature = "axum", feature = "actix-web"))]
+pub(crate) const WEB: &str = "tenure::web";
 
 /// The code that asks for a session, as tracing sees it. A run is granted on the supervisor's thread, where neither
 /// that code's span nor its subscriber is the present one.

@@ -7,7 +7,8 @@ mod panics;
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, fs,
+    path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -299,4 +300,44 @@ fn texts_of_strangers_cannot_forge_a_line() {
             assert!(!text.contains(|char: char| char.is_control() || char == '\u{202e}'), "{text:?}");
         }
     });
+}
+
+#[test]
+fn every_event_of_the_library_has_a_target_that_the_documentation_names() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (mut folders, mut nameless) = (vec![source.clone()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() && !path.ends_with("bin") {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let code: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+                let code = code.join("\n");
+                for (at, level) in ["trace!(", "debug!(", "info!(", "warn!(", "error!("]
+                    .iter()
+                    .flat_map(|level| code.match_indices(level))
+                    .filter(|(at, _)| {
+                        !code[..*at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
+                    })
+                {
+                    let arguments = code[at + level.len()..].split(';').next().unwrap();
+                    if !arguments.contains("target: trace::") && !arguments.contains("target: crate::trace::")
+                    {
+                        nameless.push(format!("{}: {level}{arguments}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(nameless.is_empty(), "these name no target of src/trace.rs:\n{}", nameless.join("\n"));
+    let (targets, page) = (
+        fs::read_to_string(source.join("trace.rs")).unwrap(),
+        fs::read_to_string(source.join("lib.rs")).unwrap(),
+    );
+    let targets: Vec<_> = targets.split('"').filter(|text| text.starts_with("tenure::")).collect();
+    assert!(targets.len() >= 5, "{targets:?}");
+    for target in targets {
+        assert!(page.contains(&format!("//! | `{target}` | ")), "{target}");
+    }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::query::{Queries, Query};
-use crate::{error::QueryError, store::StoreError};
+use crate::{error::QueryError, store::StoreError, trace};
 
 /// The mean time between two sweeps. Each is between half of it and one and a half.
 const EVERY: Duration = Duration::from_secs(3600);
@@ -27,13 +27,17 @@ pub(crate) async fn sweep_now_and_then(queries: Queries, history_kept: Duration)
             Ok(removed) => {
                 is_failing = false;
                 if removed > 0 {
-                    tracing::debug!(removed, "removed leases that expired long ago");
+                    tracing::debug!(target: trace::STORE, removed, "removed leases that expired long ago");
                 }
             }
             Err(QueryError::Closed(_)) => return,
             Err(QueryError::Store(error)) => {
                 if !std::mem::replace(&mut is_failing, true) {
-                    tracing::warn!(%error, "could not remove leases that expired long ago; they only take room");
+                    tracing::warn!(
+                        target: trace::STORE,
+                        %error,
+                        "could not remove leases that expired long ago; they only take room"
+                    );
                 }
             }
         }

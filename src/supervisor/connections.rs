@@ -18,6 +18,7 @@ use crate::{
     error::StartError,
     pulse::Pulses,
     store::{Bounds, SharedStore, StoreError, VerbKind},
+    trace,
 };
 
 /// How many connections a supervisor opens for its statements; see
@@ -262,8 +263,12 @@ impl Pools {
         let mut failures = 0_u32;
         while let Err(error) = self.open(&timing, within).await {
             match failures {
-                0 => tracing::warn!(%error, "started without the database; connecting in the background"),
-                _ => tracing::debug!(%error, "still without the database"),
+                0 => tracing::warn!(
+                    target: trace::STORE,
+                    %error,
+                    "started without the database; connecting in the background"
+                ),
+                _ => tracing::debug!(target: trace::STORE, %error, "still without the database"),
             }
             failures = failures.saturating_add(1);
             let error = match error {
@@ -277,7 +282,7 @@ impl Pools {
             sleep(backoff(failures, timing.longest_backoff()).max(SHORTEST_PAUSE)).await;
         }
         if failures > 0 {
-            tracing::info!("connected to the database");
+            tracing::info!(target: trace::STORE, "connected to the database");
         }
         outcome.send_replace(Some(Ok(())));
     }

@@ -121,8 +121,8 @@ impl Problem {
     /// Logs what the client is not told. Call it once per answer.
     pub(super) fn log(&self) {
         match self.status() {
-            500 => tracing::error!(target: "tenure::web", status = 500, "{self}"),
-            status @ 501.. => tracing::warn!(target: "tenure::web", status, "{self}"),
+            500 => tracing::error!(target: crate::trace::WEB, status = 500, "{self}"),
+            status @ 501.. => tracing::warn!(target: crate::trace::WEB, status, "{self}"),
             _ => {}
         }
     }

@@ -10,7 +10,7 @@ use serde_json::json;
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, query::Query, sqlite::SqliteRow};
 
 use super::{batch::batch, failure::Failure, row, schema};
-use crate::{history::PastRun, store::HistoryPage};
+use crate::{history::PastRun, store::HistoryPage, trace};
 
 const HISTORY: &str = include_str!("history.sql");
 pub(super) const NOTE_RELEASE: &str = include_str!("note_release.sql");
@@ -59,7 +59,11 @@ pub(super) async fn noted<'q>(
                 match failure.is_missing_table() {
                     true => presence.was_missing = true,
                     false => {
-                        tracing::warn!(?failure, "the history of runs lacks what only this statement knows")
+                        tracing::warn!(
+                            target: trace::STORE,
+                            ?failure,
+                            "the history of runs lacks what only this statement knows"
+                        );
                     }
                 }
             }
@@ -92,7 +96,7 @@ pub(super) async fn set_aside(sqlite: &mut SqliteConnection, failure: Failure) -
     let is_kept = schema::has_history(sqlite).await?;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *sqlite).await?;
     if let Err(error) = sqlx::raw_sql(DROP_TRIGGERS).execute(&mut *sqlite).await {
-        tracing::debug!(%error, "the triggers of the history cannot be set aside");
+        tracing::debug!(target: trace::STORE, %error, "the triggers of the history cannot be set aside");
         let _ = sqlx::raw_sql("ROLLBACK").execute(sqlite).await;
         return Err(failure);
     }
@@ -111,7 +115,12 @@ impl SetAside {
             let _ = sqlx::raw_sql("ROLLBACK").execute(sqlite).await;
             return Err(self.failure);
         };
-        tracing::warn!(failure = ?self.failure, self.is_kept, "the history of runs cannot be written");
+        tracing::warn!(
+            target: trace::STORE,
+            failure = ?self.failure,
+            is_kept = self.is_kept,
+            "the history of runs cannot be written"
+        );
         if self.is_kept {
             let back = self.triggers.join(";\n");
             // If this fails, the history is off.
