@@ -23,7 +23,7 @@ use crate::{
         means::{Preparation, is_prepared},
         query::{Queries, Query},
         registry::{Drain, Farewell, Registry, Shutdown, ShutdownReport},
-        sweeping::SWEEP_BATCH,
+        sweeping::in_batches,
         watching::Watching,
     },
     clock::SharedClock,
@@ -317,32 +317,18 @@ impl LeaseSupervisor {
     /// # Cancel safety
     /// Dropping the future stops the sweep. A statement that was sent still takes effect.
     pub async fn sweep(&self) -> Result<u64, QueryError> {
-        let mut removed = 0;
-        loop {
-            let some = self.inner()?.queries.ask(|reply| Query::Sweep(SWEEP_BATCH, reply)).await?;
-            removed += some;
-            if some < u64::from(SWEEP_BATCH) {
-                break;
+        let Inner { queries, history_kept, .. } = self.inner()?;
+        // Somebody waits for it, so it does not pause.
+        let pause = || future::ready(());
+        let removed = in_batches(|limit| queries.ask(move |reply| Query::Sweep(limit, reply)), pause).await?;
+        let of_history = |limit| queries.ask(move |reply| Query::SweepHistory(*history_kept, limit, reply));
+        match in_batches(of_history, pause).await {
+            Err(QueryError::Store(error @ StoreError::PermissionDenied { .. })) => {
+                tracing::warn!(target: trace::STORE, %error, "the history was not swept");
             }
+            swept => drop(swept?),
         }
-        self.sweep_history().await?;
         Ok(removed)
-    }
-
-    async fn sweep_history(&self) -> Result<(), QueryError> {
-        let inner = self.inner()?;
-        loop {
-            let sweep = |reply| Query::SweepHistory(inner.history_kept, SWEEP_BATCH, reply);
-            match inner.queries.ask(sweep).await {
-                Ok(some) if some < u64::from(SWEEP_BATCH) => return Ok(()),
-                Ok(_) => {}
-                Err(QueryError::Store(error @ StoreError::PermissionDenied { .. })) => {
-                    tracing::warn!(target: trace::STORE, %error, "the history was not swept");
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     /// What happens to the runs of this supervisor from now on. The stream ends with the supervisor.

@@ -16,7 +16,7 @@ const EVERY: Duration = Duration::from_secs(3600);
 /// The pause between two statements of one sweep.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The most rows that one statement removes.
-pub(crate) const SWEEP_BATCH: u32 = 1_000;
+const SWEEP_BATCH: u32 = 1_000;
 
 /// Sweeps until the supervisor ends.
 pub(crate) async fn sweep_now_and_then(queries: Queries, history_kept: Duration) {
@@ -46,24 +46,33 @@ pub(crate) async fn sweep_now_and_then(queries: Queries, history_kept: Duration)
 }
 
 async fn sweep(queries: &Queries, history_kept: Duration) -> Result<u64, QueryError> {
+    let pause = || sleep(PAUSE);
     let removed =
-        in_batches(async || queries.ask(|reply| Query::SweepInTurn(SWEEP_BATCH, reply)).await).await?;
-    let of_history = |reply| Query::SweepHistory(history_kept, SWEEP_BATCH, reply);
-    match in_batches(async || queries.ask(of_history).await).await {
+        in_batches(|limit| queries.ask(move |reply| Query::SweepInTurn(limit, reply)), pause).await?;
+    let of_history = |limit| queries.ask(move |reply| Query::SweepHistory(history_kept, limit, reply));
+    match in_batches(of_history, pause).await {
         // The right to remove old runs may be kept for those who operate the database.
         Ok(_) | Err(QueryError::Store(StoreError::PermissionDenied { .. })) => Ok(removed),
         Err(error) => Err(error),
     }
 }
 
-async fn in_batches(batch: impl AsyncFn() -> Result<u64, QueryError>) -> Result<u64, QueryError> {
+/// Removes a bounded number of rows at a time, with a pause in between, until none is left. Returns how many it removed.
+pub(crate) async fn in_batches<B, P>(
+    batch: impl Fn(u32) -> B,
+    pause: impl Fn() -> P,
+) -> Result<u64, QueryError>
+where
+    B: Future<Output = Result<u64, QueryError>>,
+    P: Future<Output = ()>,
+{
     let mut removed = 0;
     loop {
-        let some = batch().await?;
+        let some = batch(SWEEP_BATCH).await?;
         removed += some;
         if some < u64::from(SWEEP_BATCH) {
             return Ok(removed);
         }
-        sleep(PAUSE).await;
+        pause().await;
     }
 }
